@@ -199,7 +199,7 @@ def test_an_estimate_is_of_a_job_like_it(monkeypatch: pytest.MonkeyPatch) -> Non
     running = replace(job_of(Shape(1, 1), **its), state=JobState.RUNNING, held=False, node_list=("n1",))
     asked: list[str] = []
     client = SimpleNamespace(
-        snapshot=lambda: SimpleNamespace(gpus_of_node={"gpu": 8}), test_only=lambda argv: asked.extend(argv) or ""
+        snapshot=lambda: SimpleNamespace(gpus_of_node={"gpu": 8}), run=lambda argv, said: asked.extend(argv) or ""
     )
     monkeypatch.setattr(by_hand, "CommandClient", lambda: client)
     monkeypatch.setattr(by_hand, "look", lambda client, job_id: WholeJob.of(running))

@@ -291,7 +291,7 @@ def waits(client: CommandClient, job: WholeJob, shapes: list[tuple[int, int]]) -
     for nodes, gpus in shapes:
         size = (nodes * gpus, nodes, gpus)
         try:
-            answer = client.test_only(test_command(job, nodes, gpus))
+            answer = client.run(test_command(job, nodes, gpus), said=True)
         except SlurmError as error:
             found.append(Wait(*size, None, str(error).partition(": ")[2]))
             continue

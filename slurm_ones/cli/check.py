@@ -329,16 +329,8 @@ def check(
     if limits is not None:
         verdict = replace(verdict, findings=(*verdict.findings, *_against(limits, verdict)))
     if as_json:
-        print_json(
-            {
-                "elastic": verdict.elastic,
-                "optin": verdict.optin,
-                "shape": verdict.shape,
-                "directory": verdict.directory,
-                "strategy": limits.strategy if limits is not None else None,
-                "findings": verdict.findings,
-            }
-        )
+        strategy = limits.strategy if limits is not None else None
+        print_json({"elastic": verdict.elastic, "strategy": strategy, **vars(verdict)})
     else:
         say("elastic" if verdict.elastic else "not elastic")
         if verdict.optin is not None:

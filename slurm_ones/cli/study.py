@@ -18,7 +18,6 @@ from slurm_ones.text import seconds
 
 # The simulator is imported by the command itself, so that no other command waits for it.
 if TYPE_CHECKING:
-    from slurm_ones.simulate.study.stretch import Curves
     from slurm_ones.simulate.workloads.trace import Trace
 
 PAGE = Path("elasticity.html")
@@ -64,7 +63,8 @@ def study(
     """
     from slurm_ones.simulate.study.present import ElasticityStudy, as_csv, pictures, rows
     from slurm_ones.simulate.study.runs import StudyFolder, parts_of, run_all, summarize
-    from slurm_ones.simulate.study.stretch import plan_of, recorded, stretch_of
+    from slurm_ones.simulate.study.stretch import catalogue, measured, plan_of, recorded, stretch_of
+    from slurm_ones.simulate.workloads.profiles import read_profiles
 
     check_outputs(figures, html)
     size = None
@@ -77,7 +77,7 @@ def study(
         size = parts[0].nodes, parts[0].gpus_per_node
     if not 0 < sample <= 1:
         raise BadInput(f"--sample: {sample:g} is not above 0 and at most 1")
-    curves = _curves(profiles)
+    curves = catalogue() if profiles is None else measured(read_profiles(profiles))
     read = _read(trace, since, until, partition)
     stretch = stretch_of(read, jobs, size, sample)
     plan = plan_of(read.name, stretch, curves, range(seeds), profiles=profiles).with_database(database)
@@ -117,13 +117,6 @@ def study(
     write(html, "study.html", pictures=pictures(plan, runs), **found.page())
     inform(f"{html} says what was assumed, and shows more")
     end(found.summaries)
-
-
-def _curves(profiles: Path | None) -> Curves:
-    from slurm_ones.simulate.study.stretch import catalogue, measured
-    from slurm_ones.simulate.workloads.profiles import read_profiles
-
-    return catalogue() if profiles is None else measured(read_profiles(profiles))
 
 
 def _read(path: Path | None, since: str, until: str, partition: str) -> Trace:

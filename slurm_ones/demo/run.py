@@ -96,8 +96,6 @@ class DemoProgress:
 
     def __init__(self, say: Callable[[float, str], None], began: float) -> None:
         self._say, self._began = say, began
-        self._sizes: dict[int, int] = {}
-        """GPUs of each training when it was last reported, by job id."""
         self._reported: dict[int, int] = {}
         """Number of memberships of each training that are already reported, by job id."""
         self._ended: set[int] = set()
@@ -125,8 +123,9 @@ class DemoProgress:
     def _changes(self, store: Store, job: JobSummary) -> None:
         name = plain(job.name, 40)
         found = [record for record in reversed(store.memberships(job.job_id)) if record.report.world]
-        for record in found[self._reported.get(job.job_id, 0) :]:
-            before, now = self._sizes.get(job.job_id, 0), record.report.world
+        sizes = [0, *(record.report.world for record in found)]
+        for at in range(self._reported.get(job.job_id, 0), len(found)):
+            record, before, now = found[at], sizes[at], sizes[at + 1]
             if not before:
                 self._say(record.time, f"{name} trains on {now} GPU{'s' * (now > 1)}")
             elif now != before:
@@ -137,7 +136,6 @@ class DemoProgress:
                     f"{name} {word} from {before} to {now} GPUs while it trained; "
                     f"a pause of {record.report.pause_s:.2f} s",
                 )
-            self._sizes[job.job_id] = now
         self._reported[job.job_id] = len(found)
         if job.end_time is not None and job.job_id not in self._ended:
             self._ended.add(job.job_id)

@@ -80,19 +80,14 @@ def running() -> str:
     return f"{match[1]}.{int(match[2]):02d}"
 
 
-def require_headers(include: Path | None = None) -> None:
-    """Raise `PluginError` if Slurm's headers are not of the installed release, which would not load the plugin."""
+def compile_spank(to: Path, include: Path | None = None) -> Path:
+    """Compile the SPANK plugin into the folder `to`, atomically, and return its path. Raises `PluginError`."""
     compiled, here = headers(include), running()
     if compiled != here:
         raise PluginError(
             f"Slurm's headers are of {compiled}, and sbatch here is of {here}, which would not load the plugin: name "
             "the folder with the headers of this Slurm by --include"
         )
-
-
-def compile_spank(to: Path, include: Path | None = None) -> Path:
-    """Compile the SPANK plugin into the folder `to`, atomically, and return its path. Raises `PluginError`."""
-    require_headers(include)
     to.mkdir(parents=True, exist_ok=True)
     with (
         as_file(files("slurm_ones.plugin").joinpath("slurm_ones_spank.c")) as code,

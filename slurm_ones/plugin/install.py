@@ -96,10 +96,6 @@ def names_lua(plugins: str) -> bool:
     return "lua" in [name.rpartition("/")[2] for name in plugins.split(",")]
 
 
-def _and_lua(plugins: str) -> str:
-    return plugins if names_lua(plugins) else f"{plugins},lua".lstrip(",")
-
-
 def write_site(to: Path, include: Path | None, spank: bool, site: PluginSite | None) -> tuple[list[Path], list[str]]:
     """Write the files for a site into `to`, the folder of slurm.conf. Return the files, and sentences on what is left
     to do.
@@ -126,9 +122,8 @@ def write_site(to: Path, include: Path | None, spank: bool, site: PluginSite | N
         plugstack = site.plugstack if site is not None and site.plugstack else f"{to}/plugstack.conf"
         todo.append(f"On login nodes, add to {plugstack}:\n    optional {to / SPANK}")
     conf = site.conf if site is not None and site.conf else f"{to}/slurm.conf"
-    submit, filters = (
-        _and_lua(value) for value in ((site.job_submit, site.cli_filter) if site is not None else ("", ""))
-    )
+    plugins = (site.job_submit, site.cli_filter) if site is not None else ("", "")
+    submit, filters = (value if names_lua(value) else f"{value},lua".lstrip(",") for value in plugins)
     todo.append(f"In {conf}, once the files are on the controller's machine:\n    JobSubmitPlugins={submit}")
     todo.append(
         "To have --open-mode and --signal completed too, and jobs checked by sbatch itself, also the following. Slurm "

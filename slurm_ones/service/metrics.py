@@ -26,7 +26,7 @@ from prometheus_client.exposition import ThreadingWSGIServer
 from prometheus_client.registry import Collector
 
 import slurm_ones
-from ones_db import RESIZE_DONE, JobHistory, ResizeRecord
+from ones_db import RESIZE_DONE, ResizeRecord
 from ones_db.reasons import SENTENCES, cause_of
 from slurm_ones.act.transitions import FINAL
 from slurm_ones.companion import Tick
@@ -285,7 +285,8 @@ class Metrics:
         for job_id, one in tick.observation.elastic.items():
             if one.job.running:
                 gpus, seconds = one.shape.gpus, min(passed, max(seen - one.job.start_time, 0.0))
-                more = gpus - (_asked(tick.histories.get(job_id)) or gpus)
+                history = tick.histories.get(job_id)
+                more = gpus - ((history.job.requested_shape.gpus if history is not None else 0) or gpus)
                 sums = held.setdefault(whose[job_id], [0.0, 0.0, 0.0])
                 sums[0] += gpus * seconds
                 sums[1] += max(more, 0) * seconds
@@ -376,10 +377,6 @@ def _way(resize: ResizeRecord) -> str:
     if resize.mechanism == BLOCKS:
         return BLOCKS
     return REQUEUE if resize.restart >= 0 else WAITING
-
-
-def _asked(history: JobHistory | None) -> int:
-    return history.job.requested_shape.gpus if history is not None else 0
 
 
 def _ratio(measured: float, predicted: float) -> float | None:

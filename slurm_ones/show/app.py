@@ -22,7 +22,7 @@ from starlette.routing import Mount, Route
 
 from ones_db import Store
 from slurm_ones.show import api, pages
-from slurm_ones.show.connections import UnambiguousLength, admit
+from slurm_ones.show.connections import ADMITTED, UnambiguousLength
 from slurm_ones.show.feed import ERRORS, Moment, TickFeed
 from slurm_ones.show.logs import Logs
 from slurm_ones.text import plain
@@ -101,7 +101,7 @@ class Web:
         if len(request.scope["query_string"]) > QUERY:
             return PlainTextResponse("the query is too long\n", 414, HEADERS)
         if not self._access.token:
-            admit(request.scope)
+            request.scope[ADMITTED] = True
             return None
         asked = _asked(request)
         bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
@@ -112,7 +112,7 @@ class Web:
                 403,
                 HEADERS,
             )
-        admit(request.scope)
+        request.scope[ADMITTED] = True
         if "token" in asked:
             # Out of the address, where it could be copied or logged by accident.
             path: str = request.scope["path"]

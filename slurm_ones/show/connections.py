@@ -12,7 +12,6 @@ import socket
 import struct
 import time
 from collections import Counter
-from collections.abc import MutableMapping
 from typing import Any
 
 from starlette.responses import PlainTextResponse
@@ -43,11 +42,6 @@ LOOPBACK = ("127.", "::1", "::ffff:127.")
 """Prefixes of loopback addresses."""
 ADMITTED = "slurm_ones.admitted"
 """Key by which the ASGI scope says that its request is authenticated."""
-
-
-def admit(scope: MutableMapping[str, Any]) -> None:
-    """Mark a request as authenticated. Its connection then is no stranger any more."""
-    scope[ADMITTED] = True
 
 
 class UnambiguousLength:

@@ -294,17 +294,14 @@ class CommandClient:
     def quotas(self, users: Collection[str]) -> Quotas:
         whose = [f"users={','.join(sorted(users))}"] if users else []
         found = parse_quotas(self._ask(["scontrol", "-o", "show", "assoc_mgr", *whose, "flags=assoc,qos"]))
-        # Without accounting there are no usage factors either.
-        return replace(found, usage_factors=self._usage_factors()) if found.parents else found
-
-    def _usage_factors(self) -> dict[str, float]:
-        """Read the usage factor of each QOS; {} if slurmdbd does not answer: nothing essential depends on them."""
+        if not found.parents:  # without accounting there are no usage factors either
+            return found
         try:
             answer = self.run(["sacctmgr", "-nP", "show", "qos", "format=name,usagefactor"])
-        except SlurmError as error:
+        except SlurmError as error:  # slurmdbd does not answer: nothing essential depends on them
             log.info("no usage factors: %s", error)
-            return {}
-        return parse_usage_factors(answer)
+            return found
+        return replace(found, usage_factors=parse_usage_factors(answer))
 
     def gpu_use(self, job_ids: Collection[int]) -> dict[int, GpuUse]:
         return self._sstat.ask(job_ids)
@@ -315,10 +312,6 @@ class CommandClient:
             return int(answer.strip().splitlines()[-1].split(";")[0])
         except (ValueError, IndexError):
             raise Refused(f"sbatch: no job id in its answer: {answer[:200]!r}") from None
-
-    def test_only(self, argv: Sequence[str]) -> str:
-        """Run `sbatch --test-only`, which submits nothing; return its standard error."""
-        return self.run(argv, said=True)
 
     def requeue_hold(self, job_id: JobKey) -> None:
         self.run(requeue_command(job_id))
