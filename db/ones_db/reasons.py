@@ -15,6 +15,26 @@ from typing import Any
 
 Argument = str | int | float
 
+_LIMITS = {
+    # Limits that a site has set (rules/)
+    "near_time_limit": "it is near its time limit: within {seconds:.0f} s (limits.near_limit_s)",
+    "near_end": "it is expected to end within {seconds:.0f} s (limits.near_end_s)",
+    "resizes_per_job": "it was resized {times:time|times}, and may be no more (limits.resizes_per_job)",
+    "resizes_per_hour": "it was resized {times:time|times} within an hour (limits.resizes_per_hour)",
+    "partition_share": "elastic jobs grow within {gpus:GPU|GPUs} of partition {partition} (limits.share)",
+    "user_cap": "elastic jobs of user {user} grow within {gpus:GPU|GPUs} in all ({setting})",
+    "account_cap": "elastic jobs of account {account} grow within {gpus:GPU|GPUs} in all ({setting})",
+    "no_room_under_cap": "it has no room since a cap keeps others at their size",
+    # Limits that Slurm has, known before (rules/job_rules.py, rules/quotas.py), and what growth costs (rules/cost.py)
+    "reserved_ahead": "it could not start again within its time limit: reservation {name} begins in {minutes:.0f} min",
+    "partition_closed": "it could not start again while partition {partition} starts no jobs",
+    "licenses_lost": "this release of Slurm forgets the licences of jobs that are requeued",
+    "quota": "Slurm lets {whose} hold {most} {what} at once, and {left} are left",
+    "quota_of_job": "Slurm lets one job of {whose} hold {most} {what}",
+    "partition_nodes": "partition {partition} gives one job at most {nodes:node|nodes}",
+    "growth_cost": "beyond {gpus:GPU|GPUs} it would use more than {factor:.2f} times the GPU hours of the {asked} "
+    "asked for (limits.growth_cost, or cost= in its comment)",
+}
 SENTENCES: dict[str, str] = {
     # Slurm and the job: who is never resized (jobs/)
     "other_user": "it belongs to {user}, and this companion looks after only its own user's jobs",
@@ -93,24 +113,7 @@ SENTENCES: dict[str, str] = {
     "strategy_carries": "{strategy} carries over a resize, besides model and optimizer: {carries}; it starts again: "
     "{resets}",
     "strategy_inexact": "{strategy} trains a little differently on another number of GPUs",
-    # Limits that a site has set (rules/)
-    "near_time_limit": "it is near its time limit: within {seconds:.0f} s (limits.near_limit_s)",
-    "near_end": "it is expected to end within {seconds:.0f} s (limits.near_end_s)",
-    "resizes_per_job": "it was resized {times:time|times}, and may be no more (limits.resizes_per_job)",
-    "resizes_per_hour": "it was resized {times:time|times} within an hour (limits.resizes_per_hour)",
-    "partition_share": "elastic jobs grow within {gpus:GPU|GPUs} of partition {partition} (limits.share)",
-    "user_cap": "elastic jobs of user {user} grow within {gpus:GPU|GPUs} in all ({setting})",
-    "account_cap": "elastic jobs of account {account} grow within {gpus:GPU|GPUs} in all ({setting})",
-    "no_room_under_cap": "it has no room since a cap keeps others at their size",
-    # Limits that Slurm has, known before (rules/job_rules.py, rules/quotas.py), and what growth costs (rules/cost.py)
-    "reserved_ahead": "it could not start again within its time limit: reservation {name} begins in {minutes:.0f} min",
-    "partition_closed": "it could not start again while partition {partition} starts no jobs",
-    "licenses_lost": "this release of Slurm forgets the licences of jobs that are requeued",
-    "quota": "Slurm lets {whose} hold {most} {what} at once, and {left} are left",
-    "quota_of_job": "Slurm lets one job of {whose} hold {most} {what}",
-    "partition_nodes": "partition {partition} gives one job at most {nodes:node|nodes}",
-    "growth_cost": "beyond {gpus:GPU|GPUs} it would use more than {factor:.2f} times the GPU hours of the {asked} "
-    "asked for (limits.growth_cost, or cost= in its comment)",
+    **_LIMITS,
     # What goes back to jobs that wait (rules/growth.py)
     "growth_returns": "gives back what it grew by, from {before} to {gpus:GPU|GPUs}: job {job} waits for {what}",
     "growth_stops": "it does not grow: job {job} waits for what it would take",
@@ -243,25 +246,7 @@ is as in `str.format`."""
 WRONG = frozenset({"gpus_idle", "gpus_shared", "batch_misses"})
 """Codes of mistakes in how a job was started. The job's owner is notified of them."""
 
-SITE_LIMITS = frozenset(
-    {
-        "near_time_limit",
-        "near_end",
-        "resizes_per_job",
-        "resizes_per_hour",
-        "partition_share",
-        "user_cap",
-        "account_cap",
-        "no_room_under_cap",
-        "reserved_ahead",
-        "partition_closed",
-        "licenses_lost",
-        "quota",
-        "quota_of_job",
-        "partition_nodes",
-        "growth_cost",
-    }
-)
+SITE_LIMITS = frozenset(_LIMITS)
 """Codes of reasons that are limits of the site."""
 
 CAUSES = {

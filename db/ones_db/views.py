@@ -791,23 +791,8 @@ SIZE_LIMITS = View(
     ("submit_time", "job_id", "gpus"),
 )
 
-VIEWS = {
-    view.name: view
-    for view in (
-        JOB_SUMMARY,
-        RUN_TIMELINE,
-        BLOCK_TIMELINE,
-        MEMBERSHIP_TIMELINE,
-        SCALING,
-        RESIZE_COST,
-        GPU_HOURS,
-        IDLE_GPUS,
-        DECISIONS_EXPLAINED,
-        WHAT_IF,
-        SIZE_LIMITS,
-    )
-}
-"""All views by name."""
+VIEWS: dict[str, View] = {view.name: view for view in [*globals().values()] if isinstance(view, View)}
+"""All views above by name."""
 
 
 def drop_views(connection: Connection) -> None:
