@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from slurm_ones.cli.batch_script import Weight
 from slurm_ones.cli.check import examine
 from slurm_ones.cli.template import templates
 from tests.commands import call
@@ -27,7 +26,7 @@ BLOCKS = (
 
 
 def faults(text: str) -> list[tuple[int, str]]:
-    return [(one.line, one.text) for one in examine(text).findings if one.weight is Weight.ERROR]
+    return [(one.line, one.text) for one in examine(text).findings if one.weight == "error"]
 
 
 TYPED = GOOD.replace("gpu:1", "gpu:2080ti:1").replace("1024", "1024 kinds=2080ti,a100")

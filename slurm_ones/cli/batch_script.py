@@ -9,7 +9,8 @@ import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from enum import Enum
+from functools import partial
+from typing import Literal
 
 LONG = {
     "-A": "--account", "-C": "--constraint", "-D": "--chdir", "-G": "--gpus", "-L": "--licenses", "-N": "--nodes",
@@ -43,32 +44,18 @@ _VARIABLE = re.compile(r"\$\{?[A-Za-z_]")
 _SIGNAL = re.compile(r"(?i)[RB]*B[RB]*:(?:SIG)?(?:USR2|12)(?:@\d{1,5})?")
 
 
-class Weight(str, Enum):
-    """Severity of a finding."""
-
-    WARNING = "warning"
-    ERROR = "error"
-    """The job would not be resized, or would not do what its owner intends."""
-
-
 @dataclass(frozen=True)
 class ScriptFinding:
     """Error or warning about a batch script."""
 
-    weight: Weight
+    weight: Literal["error", "warning"]
+    """Severity. With an error the job would not be resized, or would not do what its owner intends."""
     line: int
     """Number of the line, from 1; 0 for the script as a whole."""
     text: str
 
 
-def error(line: int, text: str) -> ScriptFinding:
-    """Return an error: the job would not be resized, or would not do what its owner intends."""
-    return ScriptFinding(Weight.ERROR, line, text)
-
-
-def warning(line: int, text: str) -> ScriptFinding:
-    """Return a warning: the owner may not intend this."""
-    return ScriptFinding(Weight.WARNING, line, text)
+error, warning = partial(ScriptFinding, "error"), partial(ScriptFinding, "warning")
 
 
 @dataclass(frozen=True)

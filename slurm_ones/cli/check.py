@@ -22,7 +22,6 @@ from slurm_ones.cli.batch_script import (
     Call,
     Script,
     ScriptFinding,
-    Weight,
     calls,
     commands,
     error,
@@ -58,7 +57,7 @@ class Verdict:
     def elastic(self) -> bool:
         """True if the companion may resize the job, as far as the script shows."""
         wanted = self.optin is not None and self.optin.resize
-        return wanted and not any(finding.weight is Weight.ERROR for finding in self.findings)
+        return wanted and not any(finding.weight == "error" for finding in self.findings)
 
 
 def comment_findings(comment: str | None, line: int = 0) -> tuple[OptIn | None, list[ScriptFinding]]:
@@ -342,6 +341,6 @@ def check(
         for limit in described(limits) if limits is not None else ():
             say(f"strategy: {limit}", 500)
         for one in verdict.findings:
-            say(f"{one.weight.value + ':':9}{f'line {one.line}: ' if one.line else ''}{one.text}", 500)
-    if not verdict.elastic or any(one.weight is Weight.ERROR for one in verdict.findings):
+            say(f"{one.weight + ':':9}{f'line {one.line}: ' if one.line else ''}{one.text}", 500)
+    if not verdict.elastic or any(one.weight == "error" for one in verdict.findings):
         raise typer.Exit(1)
