@@ -56,16 +56,16 @@ _GROUPS = f"""
         FROM s
     ), g AS (
         SELECT MIN(number) AS first, MAX(number) AS last, COUNT(*) AS count,
-            whole(earliest(SUM(1.0 * samples), {MOST}.0)) AS all_samples, SUM(seconds) AS all_seconds,
-            {_mean("loss", "finite")} AS mean_loss, {_mean("noise", "seconds")} AS mean_noise,
-            SUM(nonfinite) AS all_nonfinite, {_mean("gpu_use", "seconds")} AS mean_gpu_use,
-            MAX(gpu_memory) AS most_gpu_memory
+            whole(earliest(SUM(1.0 * samples), {MOST}.0)) AS samples, SUM(seconds) AS seconds,
+            {_mean("loss", "finite")} AS loss, {_mean("noise", "seconds")} AS noise,
+            SUM(nonfinite) AS nonfinite, {_mean("gpu_use", "seconds")} AS gpu_use,
+            MAX(gpu_memory) AS gpu_memory
         FROM (SELECT k.*, ROW_NUMBER() OVER (ORDER BY number)
             - ROW_NUMBER() OVER (PARTITION BY {_KIND} ORDER BY number) AS island FROM k) n
         GROUP BY {_KIND}, island HAVING COUNT(*) > 1
     )
     SELECT g.*, (SELECT p.progress FROM throughput p WHERE p.run_id = :run AND p.number >= g.first
-        AND p.number <= g.last AND p.progress IS NOT NULL ORDER BY p.number DESC LIMIT 1) AS last_progress
+        AND p.number <= g.last AND p.progress IS NOT NULL ORDER BY p.number DESC LIMIT 1) AS progress
     FROM g"""
 """Query of the groups of samples of a run to combine, with the combined values. The newest samples of each batch and
 size stay single, and so does the last one."""
@@ -78,20 +78,9 @@ _STATE = _STATE.where(RUNS.c.id == bindparam("run"), JOBS.c.end_time < bindparam
 _DELETION = THROUGHPUT.delete().where(
     _OF_RUN, THROUGHPUT.c.number >= bindparam("first"), THROUGHPUT.c.number < bindparam("last")
 )
-_UPDATE = (
-    THROUGHPUT.update()
-    .where(_OF_RUN, THROUGHPUT.c.number == bindparam("last"))
-    .values(
-        samples=bindparam("all_samples"),
-        seconds=bindparam("all_seconds"),
-        loss=bindparam("mean_loss"),
-        noise=bindparam("mean_noise"),
-        progress=bindparam("last_progress"),
-        nonfinite=bindparam("all_nonfinite"),
-        gpu_use=bindparam("mean_gpu_use"),
-        gpu_memory=bindparam("most_gpu_memory"),
-    )
-)
+_COMBINED = ("samples", "seconds", "loss", "noise", "progress", "nonfinite", "gpu_use", "gpu_memory")
+_UPDATE = THROUGHPUT.update().where(_OF_RUN, THROUGHPUT.c.number == bindparam("last"))
+_UPDATE = _UPDATE.values({name: bindparam(name) for name in _COMBINED})
 
 
 def _led_to_nothing() -> Any:
