@@ -6,7 +6,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -153,13 +153,9 @@ class SQLite(backend.Backend):
         unfinished = copy.with_name(f".{copy.name}.{os.getpid()}")
         try:
             unfinished.touch(mode=0o600)  # who opened it now could read it later, whatever mode it gets
-            source = sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)
-            target = sqlite3.connect(unfinished)
-            try:
-                source.backup(target)
-            finally:
-                target.close()
-                source.close()
+            whole = sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)
+            with closing(whole), closing(sqlite3.connect(unfinished)) as target:
+                whole.backup(target)
             unfinished.chmod(path.stat().st_mode & 0o777)
             with unfinished.open("rb") as file:
                 os.fsync(file.fileno())

@@ -15,7 +15,7 @@ import sqlite3
 import tempfile
 import time
 from collections.abc import Generator, Hashable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -124,11 +124,8 @@ def _check(path: Path) -> None:
     if not path.exists() and not path.is_symlink():
         return
     try:
-        found = sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)
-        try:
+        with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as found:
             (mark,) = found.execute("PRAGMA application_id").fetchone()
-        finally:
-            found.close()
     except sqlite3.Error:
         mark = None
     if mark != EXPORT or path.is_symlink():
@@ -150,12 +147,9 @@ def _fill(source: Connection, user: str, path: Path, by: str) -> None:
 
 def _finish(path: Path, user: str) -> bool:
     """Mark a finished export, make it durable, and give it to the user. Return True if it belongs to the user then."""
-    file = sqlite3.connect(path, isolation_level=None)
-    try:
+    with closing(sqlite3.connect(path, isolation_level=None)) as file:
         file.execute(f"PRAGMA application_id = {EXPORT}")
         file.execute("PRAGMA journal_mode = DELETE")
-    finally:
-        file.close()
     owned = os.geteuid() != 0 and user == pwd.getpwuid(os.geteuid()).pw_name
     path.chmod(MODE)
     if os.geteuid() == 0:
@@ -407,8 +401,7 @@ def _file(tables: Iterable[Rows]) -> bytes:
     with tempfile.TemporaryDirectory(prefix="slurm-ones-") as folder:
         path = Path(folder) / "view.sqlite"
         path.write_bytes(_empty())
-        file = sqlite3.connect(path, isolation_level=None)
-        try:
+        with closing(sqlite3.connect(path, isolation_level=None)) as file:
             # Nobody else has this file, and what a crash leaves of it nobody reads.
             file.execute("PRAGMA journal_mode = OFF")
             file.execute("PRAGMA synchronous = OFF")
@@ -417,8 +410,6 @@ def _file(tables: Iterable[Rows]) -> bytes:
                 marks = ", ".join("?" * len(table.columns))
                 file.executemany(f"INSERT INTO {table.name} VALUES ({marks})", rows)
             file.execute("COMMIT")
-        finally:
-            file.close()
         return path.read_bytes()
 
 
@@ -428,14 +419,11 @@ def _empty() -> bytes:
     with tempfile.TemporaryDirectory(prefix="slurm-ones-") as folder:
         path = Path(folder) / "empty.sqlite"
         migrate.upgrade(f"sqlite:///{path}")
-        file = sqlite3.connect(path, isolation_level=None)
-        try:
+        with closing(sqlite3.connect(path, isolation_level=None)) as file:
             file.execute("PRAGMA journal_mode = DELETE")
             named = "SELECT name FROM sqlite_master WHERE type = 'index' AND sql IS NOT NULL"
             for (name,) in file.execute(named).fetchall():
                 file.execute(f'DROP INDEX "{name}"')
             file.execute("PRAGMA page_size = 512")
             file.execute("VACUUM")
-        finally:
-            file.close()
         return path.read_bytes()
