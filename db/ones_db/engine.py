@@ -221,9 +221,7 @@ def check_term(connection: Connection, cluster: int, term: int) -> None:
 class Transactions:
     """Base of all parts of a `Store`: transactions over one cluster's data, and the cache of query results."""
 
-    def __init__(
-        self, engine: Engine, cluster: str, cluster_key: int, read_only: bool, term: int | None = None
-    ) -> None:
+    def __init__(self, engine: Engine, cluster: str, cluster_key: int, read_only: bool, term: int | None) -> None:
         """Use `Store.open`."""
         self._engine = engine
         self._backend = backend_behind(engine)

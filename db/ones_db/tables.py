@@ -150,9 +150,7 @@ JOBS = table(
     whole("max_local_batch", "most samples per GPU per forward pass", nullable=True),
     whole("dataset", "samples in an epoch; 0 if the job does not know", nullable=True),
     whole("epochs", "epochs that the job will train; 0 if it does not report that", nullable=True),
-    number(
-        "deferred_until", "until when the companion defers the job's start, Unix seconds; null: never", nullable=True
-    ),
+    number("deferred_until", "until when the companion defers its start, Unix seconds; null: never", nullable=True),
     whole("max_passes", "most forward passes per optimizer step", nullable=True),
     *reason("refusal"),
     whole("term", "for a job of blocks: number of the leader's term, as the job reports it", nullable=True),

@@ -143,8 +143,9 @@ JOB = (
     CLUSTER,
     Column("job_id", "int", "Slurm's job id"),
     Column("submit_time", "time", "first submission, Unix seconds; tells jobs apart that had the same id"),
+    Column("name", "text", "name of the job"),
+    Column("user_name", "text", "its owner"),
 )
-WHO = (Column("name", "text", "name of the job"), Column("user_name", "text", "its owner"))
 WHOSE = "c.name AS cluster, j.job_id, j.submit_time, j.name, j.user_name"
 
 
@@ -285,9 +286,7 @@ class JobSummary:
     """Summary of a job: its line in the table of jobs."""
 
     job_id: Annotated[int, Of("j.job_id", "Slurm's job id")]
-    submit_time: Annotated[
-        float, Of("j.submit_time", "first submission, Unix seconds; tells jobs apart that had the same id")
-    ]
+    submit_time: Annotated[float, Of("j.submit_time", "first submission, Unix seconds; tells jobs of one id apart")]
     name: Annotated[str, Of("j.name", "name of the job")]
     user: Annotated[str, Of("j.user_name", "its owner")]
     account: Annotated[str, Of("j.account", "account it is charged to")]
@@ -296,9 +295,7 @@ class JobSummary:
     elastic: Annotated[bool, Of("j.elastic", "true if it opted in and may be resized")]
     refusal: Annotated[str, Of("j.refusal", "sentence that says why the job is not elastic; empty if it is elastic")]
     refusal_code: Annotated[str, Of("j.refusal_code", "code of the reason in refusal")]
-    report_note: Annotated[
-        str, Of("j.report_note", "what was wrong with the job's directory or reports, as a sentence")
-    ]
+    report_note: Annotated[str, Of("j.report_note", "what was wrong with its directory or reports, as a sentence")]
     start_time: Annotated[float | None, Of(_STARTED, "first start, Unix seconds")]
     end_time: Annotated[float | None, Of("j.end_time", "end, Unix seconds; null until then")]
     jct_s: Annotated[
@@ -314,9 +311,7 @@ class JobSummary:
         bool, Of("n.restart = j.restart AND n.end_time IS NULL AND j.end_time IS NULL", "its newest run has not ended")
     ]
     batch: Annotated[int | None, Of(_BATCH, "global batch last in force, samples")]
-    passes: Annotated[
-        int | None, Of(_PASSES, "forward passes per optimizer step; null if the job has not reported them")
-    ]
+    passes: Annotated[int | None, Of(_PASSES, "forward passes per optimizer step; null if they are not reported")]
     samples_per_s: Annotated[
         float | None,
         Of(
@@ -329,9 +324,7 @@ class JobSummary:
     cursor: Annotated[int | None, Of("p.cursor", "samples of the current epoch already used")]
     dataset: Annotated[int | None, Of("j.dataset", "samples in an epoch; 0 if unknown")]
     loss: Annotated[float | None, Of(_newest_epoch("loss"), "newest loss that the job reported for an epoch")]
-    accuracy: Annotated[
-        float | None, Of(_newest_epoch("accuracy"), "newest accuracy that the job reported for an epoch, 0 to 1")
-    ]
+    accuracy: Annotated[float | None, Of(_newest_epoch("accuracy"), "newest accuracy reported for an epoch, 0 to 1")]
     resizes: Annotated[int, Of(f"({RESIZED})", "resizes of the running job that took effect, by requeue or by blocks")]
     resizing: Annotated[
         str | None,
@@ -349,9 +342,7 @@ class JobSummary:
         ),
     ]
     attempts: Annotated[int, Of(_over_runs("attempts"), "restarts of the ranks within runs, over all runs")]
-    nonfinite: Annotated[
-        int, Of(_over_runs("nonfinite"), "steps with a loss that is not a finite number, over all runs")
-    ]
+    nonfinite: Annotated[int, Of(_over_runs("nonfinite"), "steps with a loss that is not finite, over all runs")]
     nonfinite_step: Annotated[
         int | None,
         Of(
@@ -361,7 +352,7 @@ class JobSummary:
         ),
     ]
     strategy: Annotated[
-        str | None, Of("j.strategy", "training strategy that the job named; null if it is plainly data parallel")
+        str | None, Of("j.strategy", "training strategy that the job named; null for plain data parallel")
     ]
     limits: Annotated[StrategyLimits | None, Of("j.limits", "limits of the strategy, a JSON object")]
 
@@ -455,7 +446,6 @@ RUN_TIMELINE = View(
     "One row a run, for timelines: when, where and at which size each job ran",
     (
         *JOB,
-        *WHO,
         Column("restart", "int", "Slurm's restart count, 0 in the first run; for a job of blocks, the term"),
         Column("nodes", "int", "nodes (for a job of blocks, at its end); 0 if unknown"),
         Column("gpus_per_node", "int", "GPUs per node; 0 if unknown"),
@@ -481,7 +471,6 @@ BLOCK_TIMELINE = View(
     "One row a start of a block: when, where and at which size the blocks of a job ran",
     (
         *JOB,
-        *WHO,
         *stored(BLOCKS, "task restart slurm_id nodes gpus_per_node"),
         Column("gpus", "int", "GPUs in all"),
         *stored(BLOCKS, "node_list"),
@@ -506,7 +495,6 @@ MEMBERSHIP_TIMELINE = View(
     "One row a membership: which blocks of a job trained together, from when to when, and what the change cost",
     (
         *JOB,
-        *WHO,
         Column("term", "int", "term of the leader: restart in run_timeline"),
         *stored(MEMBERSHIPS, "generation"),
         *time_of("start_time", "started", "start"),
@@ -530,7 +518,6 @@ SCALING = View(
     "How each job scales on each kind of GPU: throughput and efficiency at each shape and global batch",
     (
         *JOB,
-        *WHO,
         Column("kind", "text", "kind of the GPUs, several with commas between; empty if it is unknown"),
         Column("nodes", "int", "nodes; one node with all GPUs stands for blocks on nodes that give unequally many"),
         Column("gpus_per_node", "int", "GPUs per node"),
@@ -579,7 +566,6 @@ RESIZE_COST = View(
     "What each finished resize cost, by phase of the start at the new size",
     (
         *JOB,
-        *WHO,
         *time_of("start_time", "started", "when the resize was stored"),
         Column("restart", "int", "restart count of the run that the resize ended; -1 if the job waited"),
         Column("old_gpus", "int", "GPUs before"),
@@ -691,7 +677,6 @@ DECISIONS_EXPLAINED = View(
     "What each decision gave each job, and why",
     (
         *JOB,
-        *WHO,
         Column("decision_id", "int", "the decision"),
         *time_of("time", "decided", "when the decision was made"),
         *stored(DECISIONS, "policy mode"),
@@ -729,7 +714,6 @@ WHAT_IF = View(
     "JCT of each completed job, and the JCT predicted for it at its requested size from its measured throughput",
     (
         *JOB,
-        *WHO,
         *stored(ALL_JOBS, "requested_nodes requested_gpus_per_node"),
         Column("batch", "int", "global batch in which its first run began, samples"),
         Column("samples", "float", "samples it trained on; samples repeated after a lost checkpoint count once"),
@@ -778,7 +762,6 @@ SIZE_LIMITS = View(
     "What the training strategy of each job can do at each number of GPUs, as the job reported it",
     (
         *JOB,
-        *WHO,
         Column("strategy", "text", "the strategy's name"),
         Column("gpus", "int", "GPUs"),
         *(Column(name, "int", comment) for name, comment in OF_SIZES.items()),

@@ -43,7 +43,7 @@ CLUSTER, ONLY = "simulated", 1
 def open_copy(empty: Path, folder: Path) -> Store:
     """A database of its own for a world: `Store.open` without what was looked at when `empty` was made."""
     url = f"sqlite:///{shutil.copy(empty, folder / 'ones.sqlite')}"
-    return Store(backend_of(url).engine("write"), CLUSTER, ONLY, False)
+    return Store(backend_of(url).engine("write"), CLUSTER, ONLY, False, None)
 
 
 W = TypeVar("W", bound="Interrupted")
