@@ -118,9 +118,7 @@ def sacct(
         Path | None,
         typer.Argument(help="What sacct --parsable2 wrote with its header, on any machine (default: ask sacct)."),
     ] = None,
-    since: Annotated[
-        str, typer.Option(help=f"Start: a date such as 2026-01-31, or an age such as 30d (default: {SINCE}).")
-    ] = "",
+    since: Annotated[str, typer.Option(help=f"Start: 2026-01-31, or an age such as 30d (default: {SINCE}).")] = "",
     until: Annotated[str, typer.Option(help="End (default: now).")] = "",
     cluster: Annotated[
         str, typer.Option(help="Another cluster of the same accounting, stored under its name (default: this one).")

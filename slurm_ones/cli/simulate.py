@@ -218,9 +218,7 @@ def simulate(
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Number of seeds; each is a workload of its own.")] = 1,
     first_seed: Annotated[int, typer.Option(min=0)] = 0,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Number of jobs (default: that of the workload's study).")] = (
-        None
-    ),
+    jobs: Annotated[int | None, typer.Option(min=1, help="Number of jobs (default: the study's).")] = None,
     load: Annotated[float, typer.Option(help="Factor on the arrival rate.")] = 1.0,
     arrivals: Annotated[str | None, typer.Option(help="poisson, uniform or diurnal (default: the study's).")] = None,
     hours: Annotated[float | None, typer.Option(help="Hours of submissions (default: follows from --load).")] = None,

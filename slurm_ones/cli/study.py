@@ -31,9 +31,7 @@ CROWDED = 0.7
 def study(
     trace: Annotated[
         Path | None,
-        typer.Argument(
-            help="File: sacct --parsable2 with header, CSV, SWF, Philly, Helios, Acme or Alibaba (default: ask sacct)."
-        ),
+        typer.Argument(help="sacct --parsable2 with header, CSV, SWF, Philly, Helios, Acme, Alibaba (default: sacct)."),
     ] = None,
     since: Annotated[
         str, typer.Option(help="Start of what sacct is asked for: 2026-01-31, or an age such as 90d (default: 30d).")

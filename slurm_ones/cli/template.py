@@ -200,9 +200,7 @@ def summary(text: str) -> str:
 def template(
     name: Annotated[
         str,
-        typer.Argument(
-            help="Template or site to print (default: list them).", autocompletion=lambda: [*templates(), *SITES]
-        ),
+        typer.Argument(help="Template or site (default: list them).", autocompletion=lambda: [*templates(), *SITES]),
     ] = "",
     account: Annotated[str, typer.Option(help="Of a site's script: whom the job is charged to.")] = "",
     partition: Annotated[str, typer.Option(help="Of a site's script: another partition than its usual one.")] = "",
