@@ -91,8 +91,7 @@ def checked(url: str) -> Engine:
 def transaction(engine: Engine, *, write: bool = False) -> Iterator[Connection]:
     """Context of a transaction. At its end the changes are durable; if it raises an error, they are undone.
 
-    A transaction that reads sees the database of one moment. Writers wait for each other; readers do not wait for
-    writers.
+    A transaction that reads sees one moment. Writers wait for each other; readers do not wait for writers.
     """
     backend = backend_behind(engine)
     try:
@@ -289,8 +288,7 @@ class Transactions:
         return {} if self._memory is None else self._memory.get(question, {})
 
     def _forget(self, *questions: str, of: Callable[[int], object] | None = None) -> None:
-        """Drop cached results of these queries, or of all queries. If `of` is given, drop only jobs for whose id it
-        returns True.
+        """Drop cached results of these queries, or of all. With `of`, drop only jobs for whose id it returns True.
 
         Keys of the cache are job ids, or tuples that begin with a job id.
         """

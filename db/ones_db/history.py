@@ -84,8 +84,7 @@ class CachedRun:
             self.noises.append(NoisePoint(row.noise, row.time))
 
     def _size_at(self, row: Any) -> Shape | None:
-        """Return the size at which a sample was measured: that of the membership then. None if there are no
-        memberships.
+        """Return the size at which a sample was measured: that of the membership then; None without memberships.
 
         If blocks changed during the sample, return `MIXED`.
         """
@@ -491,8 +490,7 @@ class HistoryStore(Transactions):
 
     @remembering("finished")
     def finished_histories(self, connection: Connection, limit: int = 200) -> list[JobHistory]:
-        """Return the histories of the elastic jobs that completed last, newest first. Jobs without an epoch are left
-        out.
+        """Return the histories of the elastic jobs that completed last, newest first, without those of no epoch.
 
         If there are no new rows, the list is the same object as before.
         """

@@ -49,8 +49,7 @@ def among(column: ColumnElement[Any], values: Collection[int]) -> ColumnElement[
 
 
 def keyed(column: ColumnElement[Any], name: str = "keys") -> ColumnElement[bool]:
-    """Return the condition `column IN` with a parameter for the list of numbers. So the statement is compiled only
-    once.
+    """Return the condition `column IN` with a parameter for the numbers, so that it is compiled only once.
 
     SQLAlchemy takes longer to compile a statement than the database takes to answer it.
     """

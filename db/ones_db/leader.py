@@ -161,14 +161,11 @@ class Lock(Protocol):
 
 
 class FileLock:
-    """Lock for SQLite: `flock` on a file `DATABASE.CLUSTER.lead` of mode 600. The kernel frees the lock when its holder
-    ends.
+    """Lock for SQLite: `flock` on a file `DATABASE.CLUSTER.lead` (mode 600), freed by the kernel at its holder's end.
 
-    A suspended holder (SIGSTOP) keeps the lock, so two companions never act at once. A companion never kills that
-    process to get the lock.
+    A suspended holder (SIGSTOP) keeps the lock, and is not killed, so two companions never act at once.
 
-    The file is never deleted. Otherwise a process might lock the deleted file, which it still has open, and no other
-    process would notice.
+    The file is never deleted: a process might lock the deleted file, unnoticed by any other process.
     """
 
     def __init__(self, database: Path, engine: Engine, cluster: str) -> None:

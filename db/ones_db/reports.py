@@ -272,8 +272,7 @@ class ReportStore(Transactions):
             change_rows(connection, RUNS, names, rows)
 
     def report_positions(self, job_ids: Collection[int]) -> dict[int, Mapping[int, tuple[int, int]]]:
-        """Return (bytes read, number of the last report read) of each run's report file, by job id and then restart
-        count.
+        """Return (bytes read, last report's number) of each run's report file, by job id and then restart count.
 
         Only the last `LAST_RUNS` runs of a job are in it. Runs whose file was never read are left out.
         """

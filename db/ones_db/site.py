@@ -268,8 +268,7 @@ class AccountingStore(Transactions):
     def add_accounting(self, connection: Connection, jobs: Sequence[AccountingJob]) -> Imported:
         """Store ended jobs of accounting in one transaction. Return how many were new or changed.
 
-        A job that the companion has seen is not changed. To a job that is known from accounting, only what is new is
-        added.
+        A job that the companion has seen is not changed. A job known from accounting gets only what is new.
         """
         self._forget()
         known, runs = _known(connection, self._cluster, [one.job.job_id for one in jobs])

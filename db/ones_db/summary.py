@@ -50,8 +50,7 @@ class SummaryStore(Transactions):
     def job_summaries(self, job_ids: Sequence[int] | None = None, *, ended: int | None = None) -> list[JobSummary]:
         """Return a line for each of these jobs, or for all that a companion has seen, in order of submission.
 
-        `ended` limits the jobs that have ended to this number, those that ended last. Then the cost does not grow with
-        the history.
+        `ended` limits the jobs that have ended to the last ones, so the cost does not grow with the history.
         """
         if job_ids is not None:
             # Written out, since databases limit the parameters of a statement.

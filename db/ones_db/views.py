@@ -390,8 +390,7 @@ FROM_JOB = f"""jobs j
             AND p.restart = (SELECT MAX(o.restart) FROM runs o WHERE o.job_id = j.id AND o.epoch IS NOT NULL)
         {_since_hello("memberships", "m")}
         {_since_hello("batch_changes", "b")}"""
-"""FROM clause with aliases: job j, its newest run n, and its newest run p with a position. While n loads, p is an older
-run.
+"""FROM clause: job j, its newest run n, and its newest run p with a position. While n loads, p is an older run.
 
 m and b are n's newest membership and newest change of batch since its last start.
 """

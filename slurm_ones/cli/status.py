@@ -70,8 +70,7 @@ class Status:
 
 
 def examine(settings: Settings, *, ask_slurm: bool = True, clock: Callable[[], float] = time.time) -> Status:
-    """Return the state, from the database or from the file that was published for this user. With `ask_slurm`, ask
-    Slurm too.
+    """Return the state, from the database or this user's published file, and with `ask_slurm` from Slurm too.
 
     Errors of database and Slurm are not raised, but become problems.
     """

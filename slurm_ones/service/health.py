@@ -27,8 +27,7 @@ LONGEST = 200
 
 
 class Notifier:
-    """Client of the service manager by sd_notify(3): it sends NAME=VALUE lines to the socket that the environment
-    names.
+    """Client of the service manager by sd_notify(3): sends NAME=VALUE lines to the socket in the environment.
 
     Without a service manager it sends nothing. It never waits or raises errors, so that a service manager that hangs
     does not stop the companion.
@@ -89,8 +88,7 @@ def _line(words: str) -> str:
 class Health:
     """Health record of one companion, stored at each tick and each error.
 
-    If it cannot be stored, the companion continues. `slurm-ones status` then shows that the record is old. `clock`
-    returns the time.
+    If it cannot be stored, the companion continues, and `slurm-ones status` shows an old record.
     """
 
     def __init__(

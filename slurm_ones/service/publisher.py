@@ -50,8 +50,7 @@ class Published:
 class Publisher:
     """Writer of one cluster's files into one folder.
 
-    `publish` does one round. After `start`, a thread does a round after each call of `ticked`. `clock` returns the
-    time.
+    `publish` does one round. After `start`, a thread does one after each call of `ticked`.
     """
 
     def __init__(

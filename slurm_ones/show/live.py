@@ -32,8 +32,7 @@ KEPT = 4096
 """Most jobs that are kept as shown, until they change."""
 
 LATE = 3.0
-"""Number of intervals without a tick after which a companion counts as silent. A companion ticks late if Slurm does not
-answer."""
+"""Intervals without a tick after which a companion counts as silent. It ticks late if Slurm does not answer."""
 
 
 class NotSeenYet(Exception):

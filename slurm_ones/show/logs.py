@@ -37,8 +37,7 @@ class Logs:
     def tail(self, job_id: int, most: int, work_dir: str = "") -> list[str]:
         """Return the last lines of a job's log, at most `most`, without control characters.
 
-        If there is no log, return a line that says why. If Slurm does not answer, look in `work_dir` for Slurm's
-        default name.
+        Without a log, return a line that says why. If Slurm does not answer, look in `work_dir` for the default name.
         """
         now = self._clock()
         self._found = {id_: found for id_, found in self._found.items() if now - found[0] < ASK_AGAIN_S}

@@ -496,8 +496,7 @@ def of_one_kind(measured: Sequence[Measured]) -> list[Measured]:
 def _sizes(usage: Usage) -> list[Measured]:
     """Return the best measurement at each number of GPUs, ascending. Short measurements do not count.
 
-    Throughputs of different batches cannot be compared. So if no goodput is known, only the batch that was measured
-    longest counts.
+    Throughputs of different batches cannot be compared: without goodput, only the longest measured batch counts.
     """
     long = [one for one in of_one_kind(usage.measured) if one.measured_s >= LONG_S]
     alike = [one for one in long if one.goodput is not None]

@@ -132,8 +132,7 @@ def _log_retry(state: tenacity.RetryCallState) -> None:
 def with_retries(
     call: Callable[[], T], *, attempts: int = 4, first_s: float = 0.5, most_s: float = 10.0, give_up_s: float = 30.0
 ) -> T:
-    """Return the result of `call`. After `Unreachable` try again with jittered exponential back-off; raise the last
-    error.
+    """Return the result of `call`; after `Unreachable`, try again with jittered exponential back-off.
 
     Slurm's commands themselves wait for a controller that does not answer. So no attempt begins after `give_up_s`.
     """
@@ -475,8 +474,7 @@ def parse_gpu_use(text: str) -> dict[int, GpuUse]:
 class Sstat:
     """GPU use of running jobs from `sstat`: one call starts the query, the next reads its result.
 
-    `sstat` reportedly answers only root, SlurmUser and the jobs' owner (not tested here). For everybody else the result
-    is empty.
+    `sstat` reportedly answers only root, SlurmUser and the jobs' owner (not tested here); others get nothing.
     """
 
     def __init__(self, env: Mapping[str, str]) -> None:
