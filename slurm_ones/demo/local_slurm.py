@@ -56,7 +56,7 @@ reaper knows all processes, even if the demo is killed while it starts one."""
 
 
 class Processes:
-    """Context that holds a demo's processes. At its end all of them are ended."""
+    """A demo's processes. At `close` all of them are ended."""
 
     def __init__(self) -> None:
         command = [sys.executable, "-I", "-S", reaper.__file__]
@@ -69,12 +69,6 @@ class Processes:
         """Thread that starts processes. Ctrl-C interrupts only the main thread, so each started one is recorded."""
         # Its thread is there from now on: one that Ctrl-C met as it began would not be waited for.
         self._starter.submit(os.getpid).result()
-
-    def __enter__(self) -> Processes:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def start(self, command: Sequence[str], env: Mapping[str, str], folder: Path, log: Path) -> subprocess.Popen[bytes]:
         """Start a process in `folder`, logged to `log` and out of Ctrl-C's reach. Raises RuntimeError after `close`."""

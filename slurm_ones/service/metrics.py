@@ -13,7 +13,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 from wsgiref.simple_server import WSGIRequestHandler, make_server
@@ -33,6 +32,7 @@ from slurm_ones.companion import Tick
 from slurm_ones.config import ConfigError, Settings
 from slurm_ones.policy.contract import ThroughputModel
 from slurm_ones.rules.blocks import BLOCKS, REQUEUE
+from slurm_ones.service.notify import cut_off
 from slurm_ones.show.live import LATE
 from slurm_ones.text import plain
 
@@ -401,13 +401,7 @@ class _Handler(WSGIRequestHandler):
     def setup(self) -> None:
         super().setup()
         # Whoever sends a byte now and then is never silent for long.
-        self._end = threading.Timer(LONGEST_S, self._cut)
-        self._end.daemon = True
-        self._end.start()
-
-    def _cut(self) -> None:
-        with suppress(OSError):
-            self.connection.shutdown(socket.SHUT_RDWR)
+        self._end = cut_off(self.connection, LONGEST_S)
 
     def finish(self) -> None:
         self._end.cancel()

@@ -235,15 +235,15 @@ def _run(argv: list[str], body: bytes) -> None:
         raise NotDelivered(f"{argv[0]} ended with {process.returncode}")
 
 
-def _cut_off(sock: socket.socket) -> threading.Timer:
-    """Start a timer that closes the connection at the time limit, even if it still receives bytes."""
+def cut_off(sock: socket.socket, after_s: float) -> threading.Timer:
+    """Start a timer that closes a connection after this time, even if it still receives bytes."""
 
     def cut() -> None:
         with suppress(OSError):
             # Below TLS, whose own way takes the connection apart under the thread that reads.
             socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
-    timer = threading.Timer(LIMIT_S, cut)
+    timer = threading.Timer(after_s, cut)
     timer.daemon = True
     timer.start()
     return timer
@@ -256,7 +256,7 @@ def _post(address: str, body: bytes) -> None:
     connection = kind(parts.hostname or "", parts.port, timeout=LIMIT_S)
     with closing(connection), ExitStack() as stack:
         connection.connect()
-        stack.callback(_cut_off(connection.sock).cancel)
+        stack.callback(cut_off(connection.sock, LIMIT_S).cancel)
         path = parts.path + (f"?{parts.query}" if parts.query else "")
         connection.request("POST", path, body, {"Content-Type": "application/json", "User-Agent": "slurm-ones"})
         status = connection.getresponse().status
@@ -268,7 +268,7 @@ def _send_mail(address: str, mail: EmailMessage) -> None:
     parts = urlsplit(address)
     with smtplib.SMTP(parts.hostname or "", parts.port or 25, timeout=LIMIT_S) as server, ExitStack() as stack:
         if server.sock is not None:
-            stack.callback(_cut_off(server.sock).cancel)
+            stack.callback(cut_off(server.sock, LIMIT_S).cancel)
         server.send_message(mail)
 
 

@@ -17,7 +17,6 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import closing, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from ones_db import StoreError
@@ -33,18 +32,6 @@ ROUND_S = 10.0
 """Seconds after which a round of writing ends. The next round writes the files that are left."""
 REST = 20
 """Pause after a round, as a multiple of its CPU time: a twentieth of a core. SITE_VIEW is written meanwhile."""
-
-
-@dataclass(frozen=True)
-class Published:
-    """Result of one round of writing."""
-
-    written: int = 0
-    left: int = 0
-    """Number of users whose files are left for the next round."""
-    removed: int = 0
-    unknown: tuple[str, ...] = ()
-    """Users without an account on this machine."""
 
 
 class Publisher:
@@ -101,9 +88,10 @@ class Publisher:
             if closing:
                 return
 
-    def publish(self) -> Published:
+    def publish(self) -> tuple[int, int]:
         """Write SITE_VIEW, then the files of users whose jobs have changed, the oldest file first.
 
+        Return the number of users whose files were written, and of those whose files are left for the next round.
         Remove the files of users whose jobs ended long ago. Raises `StoreError`, and OSError or `NotBelieved` if
         nothing can be written.
         """
@@ -118,14 +106,14 @@ class Publisher:
             _write(folder, SITE_VIEW, self._source.site(), None)
             began = time.monotonic()
             if began < self._rest_until and not self._closing:
-                return Published()
+                return 0, 0
             # What it takes of a processor: on a busy machine it waits, which costs nobody anything.
             used = time.thread_time()
             done = self._publish_users(folder, began)
             self._rest_until = time.monotonic() + REST * (time.thread_time() - used)
         return done
 
-    def _publish_users(self, folder: int, began: float) -> Published:
+    def _publish_users(self, folder: int, began: float) -> tuple[int, int]:
         now = self._clock()
         users = self._source.users(now)
         uids = {user: uid for user in users if (uid := _uid(user)) is not None}
@@ -141,10 +129,10 @@ class Publisher:
                 written += 1
                 if time.monotonic() - began > self._round_s:
                     break
-        unknown = tuple(sorted(users.keys() - uids.keys()))
-        for user in unknown:
+        for user in sorted(users.keys() - uids.keys()):
             self._say_once(f"user {user!r} is not known on this machine, and cannot be shown their jobs")
-        return Published(written, len(due) - written, _tidy(folder, uids), unknown)
+        _tidy(folder, uids)
+        return written, len(due) - written
 
     def _write(self, folder: int, uid: int, file: bytes) -> None:
         try:
@@ -192,16 +180,14 @@ def _write(folder: int, name: str, content: bytes, uid: int | None) -> None:
         raise
 
 
-def _tidy(folder: int, uids: Mapping[str, int]) -> int:
-    """Remove the files of users without jobs, and return their number."""
-    kept, removed = {*uids.values()}, 0
+def _tidy(folder: int, uids: Mapping[str, int]) -> None:
+    """Remove the files of users without jobs."""
+    kept = {*uids.values()}
     for name in os.listdir(folder):
         found = re.fullmatch(r"([0-9]+)\.sqlite", name)
         if found and int(found[1]) not in kept:
             with suppress(FileNotFoundError):
                 os.unlink(name, dir_fd=folder)
-                removed += 1
-    return removed
 
 
 # POSIX access control lists of Linux: one more user may read a file. An owner may set them without any privilege.

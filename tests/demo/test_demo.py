@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -162,8 +162,9 @@ def test_nothing_outlives_a_demo_that_is_ended(started: Started, number: signal.
 def test_a_crash_leaves_no_process(tmp_path: Path) -> None:
     """The reaper ends what runs when its parent is killed, also what does not want to end."""
     code = (
-        "import sys, time; from pathlib import Path; from slurm_ones.demo.local_slurm import *\n"
-        "with Processes() as all_:\n"
+        "import sys, time; from contextlib import closing; from pathlib import Path\n"
+        "from slurm_ones.demo.local_slurm import *\n"
+        "with closing(Processes()) as all_:\n"
         "    for text in ('import time; time.sleep(60)', 'import signal, time; '\n"
         "                 'signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(60)'):\n"
         "        all_.start([sys.executable, '-S', '-c', text], clean_environment(), Path(sys.argv[1]), "
@@ -181,7 +182,7 @@ def test_a_crash_leaves_no_process(tmp_path: Path) -> None:
 
 
 def test_processes_end_with_their_context(tmp_path: Path) -> None:
-    with Processes() as processes:
+    with closing(Processes()) as processes:
         sleeps = processes.start(["sleep", "60"], clean_environment(), tmp_path, tmp_path / "log")
         fails = processes.start(["sh", "-c", "exit 3"], clean_environment(), tmp_path, tmp_path / "log")
         fails.wait()
@@ -195,7 +196,7 @@ def test_an_end_during_a_start_leaves_no_process(tmp_path: Path, number: signal.
     """Protects the machine from a process that nobody knows of: the signal comes when it runs and is not yet noted."""
     code = (
         "import os, signal, subprocess, sys, threading, time; from pathlib import Path\n"
-        "from slurm_ones.demo.local_slurm import *\n"
+        "from contextlib import closing; from slurm_ones.demo.local_slurm import *\n"
         "folder = Path(sys.argv[1])\n"
         "class Slow(subprocess.Popen):\n"
         "    def __init__(self, command, **more):\n"
@@ -210,7 +211,7 @@ def test_an_end_during_a_start_leaves_no_process(tmp_path: Path, number: signal.
         "    time.sleep(0.3)\n"
         "threading.Thread.start = start_slowly\n"
         "try:\n"
-        "    with Processes() as all_:\n"
+        "    with closing(Processes()) as all_:\n"
         "        all_.start(['sleep', '60'], clean_environment(), folder, folder / 'log')\n"
         "except KeyboardInterrupt:\n"
         "    print('interrupted')\n"
@@ -228,7 +229,7 @@ def test_an_end_during_a_start_leaves_no_process(tmp_path: Path, number: signal.
 
 def test_nothing_is_started_at_the_end(tmp_path: Path) -> None:
     """A call of the companion that comes late starts nothing that nobody would end."""
-    with Processes() as processes:
+    with closing(Processes()) as processes:
         pass
     with pytest.raises(RuntimeError):
         processes.start(["sleep", "60"], clean_environment(), tmp_path, tmp_path / "log")
@@ -299,7 +300,7 @@ def test_no_command_of_slurm_is_reached(tmp_path: Path, monkeypatch: pytest.Monk
     """Protects a user's real jobs: those of a demo have numbers that may be theirs."""
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setattr(local_slurm, "SCRIPT", "gone.py")
-    with Processes() as processes:
+    with closing(Processes()) as processes:
         slurm = LocalSlurm(tmp_path, processes, [DemoJob("one", 0.0, 1)])
         slurm.look()
         end = time.monotonic() + 60
@@ -315,7 +316,7 @@ def test_no_command_of_slurm_is_reached(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_what_a_job_cancels_is_cancelled(tmp_path: Path) -> None:
     """Protects the GPUs of the others: tasks that wait after the end of their job would be started for nothing."""
-    with Processes() as processes:
+    with closing(Processes()) as processes:
         slurm = LocalSlurm(tmp_path, processes, [DemoJob("one", 0.0, 1)], simulated=0)
         slurm.look()
         (one,) = slurm.submitted
