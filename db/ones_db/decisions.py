@@ -8,43 +8,31 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 from sqlalchemy import Connection, Select, bindparam, case, exists, func, or_, select, text
 
 from ones_db.backend import ResizeConflict, UnknownRecord
 from ones_db.engine import Transactions, change_rows, noting, reading, remembering
-from ones_db.jobs import alive, among, key_of, keys_of, latest, newest, with_job
+from ones_db.jobs import CLUSTER, alive, among, key_of, keys_of, latest, newest, with_job
 from ones_db.reasons import NO_REASON, Reason
 from ones_db.records import AlternativeRecord, DecisionJobRecord, DecisionRecord, ResizeRecord, ResizeStepRecord
 from ones_db.rows import record_of, row_of, same_record
 from ones_db.tables import ALTERNATIVES, DECISION_JOBS, DECISIONS, JOBS, RESIZES, STEPS
 from ones_db.views import RESIZE_COST
 
-
-@cache
-def _newest_decisions(cluster: int) -> Select[Any]:
-    of_job = DECISION_JOBS.alias("of_job")
-    last = select(func.max(of_job.c.decision_id)).where(of_job.c.job_id == JOBS.c.id).correlate(JOBS)
-    return (
-        select(*(column for column in DECISION_JOBS.c if not column.primary_key), JOBS.c.job_id)
-        .select_from(JOBS)
-        .join(DECISION_JOBS, DECISION_JOBS.c.job_id == JOBS.c.id)
-        .where(alive(cluster), latest(cluster), DECISION_JOBS.c.decision_id == last.scalar_subquery())
-    )
-
-
-@cache
-def _decided_until(cluster: int) -> Select[Any]:
-    """Return a query whose result changes whenever the result of `newest_decisions` changes.
-
-    It returns the id of the last decision, the key of the last open job, and the number of open jobs.
-    """
-    last = select(func.max(DECISIONS.c.id)).scalar_subquery()
-    return select(last, func.max(JOBS.c.id), func.count()).where(
-        JOBS.c.cluster_id == cluster, JOBS.c.end_time.is_(None)
-    )
+_OTHER = DECISION_JOBS.alias("of_job")
+_LAST = select(func.max(_OTHER.c.decision_id)).where(_OTHER.c.job_id == JOBS.c.id).correlate(JOBS).scalar_subquery()
+_NEWEST_DECISIONS = (
+    select(*(column for column in DECISION_JOBS.c if not column.primary_key), JOBS.c.job_id)
+    .select_from(JOBS)
+    .join(DECISION_JOBS, DECISION_JOBS.c.job_id == JOBS.c.id)
+    .where(alive(CLUSTER), latest(CLUSTER), DECISION_JOBS.c.decision_id == _LAST)
+)
+_DECIDED_UNTIL = select(select(func.max(DECISIONS.c.id)).scalar_subquery(), func.max(JOBS.c.id), func.count()).where(
+    JOBS.c.cluster_id == CLUSTER, JOBS.c.end_time.is_(None)
+)
+"""Query whose result changes whenever that of `newest_decisions` does: last decision, last open job, number of them."""
 
 
 def _first(lines: Select[Any], most: int) -> Select[Any]:
@@ -138,9 +126,9 @@ class DecisionStore(Transactions):
 
         They are read again only after a decision, a submission or a job's end.
         """
-        newest = tuple(connection.execute(_decided_until(self._cluster)).one())
+        newest = tuple(connection.execute(_DECIDED_UNTIL, {"cluster": self._cluster}).one())
         if self._newest_decided[0] != newest:
-            found = connection.execute(_newest_decisions(self._cluster))
+            found = connection.execute(_NEWEST_DECISIONS, {"cluster": self._cluster})
             names = tuple(found.keys())
             given = (same_record(DecisionJobRecord, names, tuple(row)) for row in found.all())
             self._newest_decided = newest, {one.job_id: one for one in given}
@@ -291,7 +279,8 @@ class DecisionStore(Transactions):
 
     @remembering("open resizes")
     def _open_resizes(self, connection: Connection) -> dict[int, ResizeRecord]:
-        return {row["id"]: _record(row) for row in connection.execute(_opened(self._cluster)).mappings()}
+        found = connection.execute(_OPENED, {"cluster": self._cluster}).mappings()
+        return {row["id"]: _record(row) for row in found}
 
     def _resize(self, connection: Connection, resize_id: int) -> ResizeRecord:
         known = self._remembered("open resizes").get((), {})
@@ -369,21 +358,13 @@ PHASES = tuple(one.name for one in RESIZE_COST.columns if one.name.endswith("_s"
 """Columns of the view `resize_cost` that are seconds of a phase."""
 
 
-@cache
-def _opened(cluster: int) -> Select[Any]:
-    return with_job(RESIZES, cluster).where(RESIZES.c.ended.is_(None))
-
-
-@cache
-def _by_id(cluster: int) -> Select[Any]:
-    return with_job(RESIZES, cluster).where(RESIZES.c.id == bindparam("key"))
-
-
+_OPENED = with_job(RESIZES, CLUSTER).where(RESIZES.c.ended.is_(None))
+_BY_ID = with_job(RESIZES, CLUSTER).where(RESIZES.c.id == bindparam("key"))
 _LAST_STEP = select(STEPS).where(STEPS.c.resize_id == bindparam("key")).order_by(STEPS.c.sequence.desc()).limit(1)
 
 
 def _found(connection: Connection, cluster: int, resize_id: int) -> ResizeRecord:
-    row = connection.execute(_by_id(cluster), {"key": resize_id}).mappings().one_or_none()
+    row = connection.execute(_BY_ID, {"cluster": cluster, "key": resize_id}).mappings().one_or_none()
     if row is None:
         raise UnknownRecord(f"resize {resize_id} is not in the database")
     return _record(row)

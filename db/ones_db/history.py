@@ -22,7 +22,9 @@ from sqlalchemy import Connection, Select, and_, func, select
 
 from ones_db.engine import Transactions, remembering
 from ones_db.jobs import (
+    CLUSTER,
     MEMBERS,
+    WITH_IDS,
     among,
     keyed,
     membership_record,
@@ -30,7 +32,6 @@ from ones_db.jobs import (
     rows_after,
     run_end,
     spec_record,
-    with_ids,
 )
 from ones_db.records import (
     RESIZE_DONE,
@@ -444,9 +445,7 @@ def _pause(done: Sequence[Row]) -> float | None:
     return _mean([row.pause_s for row in done if row.pause_s is not None and _interrupts(row) and row.new_nodes])
 
 
-@cache
-def _elastic(cluster: int) -> Select[Any]:
-    return select(JOBS).where(newest(cluster), JOBS.c.elastic, JOBS.c.end_time.is_(None))
+_ELASTIC = select(JOBS).where(newest(CLUSTER), JOBS.c.elastic, JOBS.c.end_time.is_(None))
 
 
 class HistoryStore(Transactions):
@@ -474,10 +473,8 @@ class HistoryStore(Transactions):
         """
 
         def ask(connection: Connection, asked: Collection[int] | None) -> dict[int, JobHistory]:
-            if asked is None:
-                rows = connection.execute(_elastic(self._cluster)).all()
-            else:
-                rows = connection.execute(with_ids(self._cluster), {"keys": asked}).all()
+            given = {"cluster": self._cluster} | ({} if asked is None else {"keys": asked})
+            rows = connection.execute(_ELASTIC if asked is None else WITH_IDS, given).all()
             with self._cached() as cache:
                 return {history.job.job_id: history for history in _of(connection, cache, rows)}
 

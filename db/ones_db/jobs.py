@@ -56,6 +56,10 @@ def keyed(column: ColumnElement[Any], name: str = "keys") -> ColumnElement[bool]
     return column.in_(bindparam(name, expanding=True, literal_execute=True))
 
 
+CLUSTER: BindParameter[int] = bindparam("cluster")
+"""Parameter of queries that are made once: the key of a cluster (clusters.id)."""
+
+
 @cache
 def newest(cluster: int | BindParameter[int]) -> ColumnElement[bool]:
     """Return the condition that a job belongs to the cluster, and is the newest submission with its id."""
@@ -72,7 +76,7 @@ def latest(cluster: int | BindParameter[int]) -> ColumnElement[bool]:
     )
 
 
-def alive(cluster: int) -> ColumnElement[bool]:
+def alive(cluster: int | BindParameter[int]) -> ColumnElement[bool]:
     """Return the condition that a job of the cluster has not ended.
 
     It is a condition on the job's key. So databases use the index of ends, and are fast even with many ended jobs.
@@ -99,22 +103,14 @@ def key_of(connection: Connection, cluster: int, job_id: int) -> int:
 
 def keys_of(connection: Connection, cluster: int, job_ids: Collection[int]) -> dict[int, int]:
     """Return the keys (jobs.id) for several job ids. Raises `UnknownRecord`, which names the first unknown id."""
-    rows = connection.execute(_keys(cluster), {"keys": [*job_ids]})
+    rows = connection.execute(_KEYS, {"cluster": cluster, "keys": [*job_ids]})
     return known({row.job_id: row.id for row in rows}, job_ids)
 
 
-@cache
-def _keys(cluster: int) -> Select[Any]:
-    return select(JOBS.c.job_id, JOBS.c.id).where(newest(cluster), keyed(JOBS.c.job_id))
-
-
-@cache
-def with_ids(cluster: int) -> Select[Any]:
-    """Return the query of the jobs whose ids are in the parameter `keys`, in order of submission."""
-    order = (JOBS.c.submit_time, JOBS.c.job_id)
-    return select(JOBS).where(newest(cluster), keyed(JOBS.c.job_id)).order_by(*order)
-
-
+_NEWEST = newest(CLUSTER) & keyed(JOBS.c.job_id)
+_KEYS = select(JOBS.c.job_id, JOBS.c.id).where(_NEWEST)
+WITH_IDS = select(JOBS).where(_NEWEST).order_by(JOBS.c.submit_time, JOBS.c.job_id)
+"""Query of the jobs of `CLUSTER` whose ids are in the parameter `keys`, in order of submission."""
 STARTS = select(RUNS).where(keyed(RUNS.c.job_id), keyed(RUNS.c.restart, "restarts"))
 """Query of the runs whose jobs (jobs.id) are in the parameter `keys`, and whose restart counts are in `restarts`."""
 
@@ -199,7 +195,7 @@ class JobStore(Transactions):
         Requested shape and submission time stay as first stored.
         """
         given = {record.job_id: record for record in records}
-        found = connection.execute(with_ids(self._cluster), {"keys": [*given]})
+        found = connection.execute(WITH_IDS, {"cluster": self._cluster, "keys": [*given]})
         known = {row["job_id"]: row for row in found.mappings()}
         rows = []
         changed = []
@@ -257,7 +253,7 @@ class JobStore(Transactions):
             query = select(JOBS).where(newest(self._cluster)).order_by(JOBS.c.submit_time, JOBS.c.job_id)
             found = connection.execute(query)
         else:
-            found = connection.execute(with_ids(self._cluster), {"keys": [*job_ids]})
+            found = connection.execute(WITH_IDS, {"cluster": self._cluster, "keys": [*job_ids]})
         return {row["job_id"]: record_of(JobRecord, row) for row in found.mappings()}
 
     @remembering("live")
@@ -300,22 +296,18 @@ class JobStore(Transactions):
         return {row["slurm_job"]: record_of(PromiseRecord, row, job_id=row["slurm_job"]) for row in found}
 
 
-@cache
-def _held(cluster: int) -> tuple[Select[Any], Select[Any]]:
-    has_blocks = select(BLOCKS.c.job_id).where(BLOCKS.c.job_id == JOBS.c.id).exists()
-    runs = (
-        select(JOBS.c.job_id, RUNS.c.node_list, RUNS.c.gpus_per_node)
-        .join(RUNS, and_(RUNS.c.job_id == JOBS.c.id, RUNS.c.restart == JOBS.c.restart))
-        .where(alive(cluster), latest(cluster), RUNS.c.end_time.is_(None), ~has_blocks)
-        .order_by(JOBS.c.job_id)
-    )
-    blocks = (
-        select(JOBS.c.job_id, BLOCKS.c.node_list, BLOCKS.c.gpus_per_node)
-        .join(BLOCKS, BLOCKS.c.job_id == JOBS.c.id)
-        .where(alive(cluster), latest(cluster), BLOCKS.c.end_time.is_(None))
-        .order_by(JOBS.c.id, BLOCKS.c.start_time, BLOCKS.c.task)
-    )
-    return runs, blocks
+_HELD = (
+    select(JOBS.c.job_id, RUNS.c.node_list, RUNS.c.gpus_per_node)
+    .join(RUNS, and_(RUNS.c.job_id == JOBS.c.id, RUNS.c.restart == JOBS.c.restart))
+    .where(alive(CLUSTER), latest(CLUSTER), RUNS.c.end_time.is_(None))
+    .where(~select(BLOCKS.c.job_id).where(BLOCKS.c.job_id == JOBS.c.id).exists())
+    .order_by(JOBS.c.job_id),
+    select(JOBS.c.job_id, BLOCKS.c.node_list, BLOCKS.c.gpus_per_node)
+    .join(BLOCKS, BLOCKS.c.job_id == JOBS.c.id)
+    .where(alive(CLUSTER), latest(CLUSTER), BLOCKS.c.end_time.is_(None))
+    .order_by(JOBS.c.id, BLOCKS.c.start_time, BLOCKS.c.task),
+)
+"""Queries of what `held` returns: of jobs without blocks, and of blocks."""
 
 
 def started_blocks(connection: Connection, cluster: int, slurm_ids: Collection[int]) -> dict[int, list[float]]:
@@ -398,7 +390,7 @@ class BlockStore(Transactions):
     @reading
     def held(self, connection: Connection) -> list[HeldRecord]:
         """Return the GPUs that running jobs hold: a record for each node of a job, or of one of its blocks."""
-        found = [row for query in _held(self._cluster) for row in connection.execute(query).all()]
+        found = [row for query in _HELD for row in connection.execute(query, {"cluster": self._cluster})]
         rows = [(job_id, nodes.split(",") if nodes else [], gpus) for job_id, nodes, gpus in found]
         return [HeldRecord(job_id, node, gpus or 0) for job_id, nodes, gpus in rows for node in nodes]
 

@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy import BigInteger, Connection, Table, cast, func, select, text
 
 from ones_db.engine import Transactions, add_new, add_rows, change_rows, noting, reading
-from ones_db.jobs import SPEC_COLUMNS, STARTS, among, key_of, known, newest, spec_columns, with_ids
+from ones_db.jobs import SPEC_COLUMNS, STARTS, WITH_IDS, among, key_of, known, newest, spec_columns
 from ones_db.records import ReportLine, RunReports
 from ones_db.rows import COLUMNS, record_of, row_of
 from ones_db.tables import BATCHES, CHECKPOINTS, EPOCHS, JOBS, MEMBERSHIPS, RUNS, THROUGHPUT
@@ -73,7 +73,7 @@ def _row(run: int, line: ReportLine) -> dict[str, Any]:
 
 
 def _jobs(connection: Connection, cluster: int, job_ids: Collection[int]) -> dict[int, Row]:
-    rows = connection.execute(with_ids(cluster), {"keys": [*job_ids]}).mappings()
+    rows = connection.execute(WITH_IDS, {"cluster": cluster, "keys": [*job_ids]}).mappings()
     return known({row["job_id"]: row for row in rows}, job_ids)
 
 

@@ -27,7 +27,7 @@ from sqlalchemy.engine import make_url
 from ones_db import migrate
 from ones_db.backend import StoreError
 from ones_db.engine import add_rows, backend_of, check_revision, opened, transaction
-from ones_db.jobs import keyed, newest, observed
+from ones_db.jobs import CLUSTER, keyed, newest, observed
 from ones_db.tables import (
     ACTIONS,
     ALTERNATIVES,
@@ -354,7 +354,7 @@ def _decided() -> Select[Any]:
 
 
 _JOBS = select(JOBS).where(
-    newest(bindparam("cluster")),
+    newest(CLUSTER),
     or_(JOBS.c.end_time.is_(None), JOBS.c.end_time > bindparam("since")),
     observed(),
 )
