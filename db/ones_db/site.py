@@ -9,13 +9,12 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Select, and_, func, select, text
+from sqlalchemy import Connection, and_, func, select, text
 
 from ones_db.engine import LeaderRecord, Transactions, add_new, add_or_replace, leader_of, noting, reading
-from ones_db.jobs import among, started_blocks
+from ones_db.jobs import CLUSTER, among, started_blocks
 from ones_db.records import JobRecord, RunRecord
 from ones_db.rows import record_of, row_of
 from ones_db.tables import ACCOUNTING, ACTIONS, CHANGES, HEALTH, JOBS, NODES, RUNS
@@ -59,24 +58,22 @@ GONE = "GONE"
 """State of a node that Slurm does not list any more."""
 
 
+_NEWEST = (
+    select(CHANGES.c.node_id, func.max(CHANGES.c.time).label("time"))
+    .join(NODES, NODES.c.id == CHANGES.c.node_id)
+    .where(NODES.c.cluster_id == CLUSTER)
+    .group_by(CHANGES.c.node_id)
+    .subquery()
+)
+_LAST = (
+    select(NODES.c.name, *(CHANGES.c[name] for name in NodeRecord._fields if name != "name"))
+    .join(CHANGES, CHANGES.c.node_id == NODES.c.id)
+    .join(_NEWEST, and_(_NEWEST.c.node_id == CHANGES.c.node_id, _NEWEST.c.time == CHANGES.c.time))
+)
+
+
 def _last(connection: Connection, cluster: int) -> dict[str, NodeRecord]:
-    return {row.name: NodeRecord(*row) for row in connection.execute(_last_of(cluster))}
-
-
-@cache
-def _last_of(cluster: int) -> Select[Any]:
-    newest = (
-        select(CHANGES.c.node_id, func.max(CHANGES.c.time).label("time"))
-        .join(NODES, NODES.c.id == CHANGES.c.node_id)
-        .where(NODES.c.cluster_id == cluster)
-        .group_by(CHANGES.c.node_id)
-        .subquery()
-    )
-    return (
-        select(NODES.c.name, *(CHANGES.c[name] for name in NodeRecord._fields if name != "name"))
-        .join(CHANGES, CHANGES.c.node_id == NODES.c.id)
-        .join(newest, and_(newest.c.node_id == CHANGES.c.node_id, newest.c.time == CHANGES.c.time))
-    )
+    return {row.name: NodeRecord(*row) for row in connection.execute(_LAST, {"cluster": cluster})}
 
 
 class SiteStore(Transactions):
