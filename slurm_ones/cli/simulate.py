@@ -224,7 +224,8 @@ def simulate(
     hours: Annotated[float | None, typer.Option(help="Hours of submissions (default: follows from --load).")] = None,
     rigid: Annotated[float, typer.Option(help="Share of rigid jobs.")] = 0.0,
     deadlines: Annotated[
-        float, typer.Option(help="Share of jobs with a deadline: 0.5 to 1.5 times what each takes alone as asked for.")
+        float,
+        typer.Option(help="Share of jobs with a deadline: 0.5 to 1.5 times what each takes by itself as asked for."),
     ] = 0.0,
     interval: Annotated[
         float | None, typer.Option(help="Seconds between decisions (default: 60; hot: 15; workload ones-sc21: 10).")
