@@ -90,7 +90,7 @@ def run_end() -> ColumnElement[float | None]:
     return literal_column(f"({end_of('runs', 'jobs')})", Float())
 
 
-def with_job(table: Table, cluster: int) -> Select[Any]:
+def with_job(table: Table, cluster: int | BindParameter[int]) -> Select[Any]:
     """Return the query of a table's rows of the cluster's jobs, with the column `slurm_job` for Slurm's job id."""
     query = select(table, JOBS.c.job_id.label("slurm_job")).join(JOBS, JOBS.c.id == table.c.job_id)
     return query.where(JOBS.c.cluster_id == cluster)
