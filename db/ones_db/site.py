@@ -17,7 +17,7 @@ from ones_db.engine import LeaderRecord, Transactions, add_new, add_or_replace, 
 from ones_db.jobs import CLUSTER, among, started_blocks
 from ones_db.records import JobRecord, RunRecord
 from ones_db.rows import record_of, row_of
-from ones_db.tables import ACCOUNTING, ACTIONS, CHANGES, HEALTH, JOBS, NODES, RUNS
+from ones_db.tables import ACCOUNTING, ACTIONS, CHANGES, HEALTH, JOBS, NODES, OTHER_GPUS, RUNS
 
 
 class NodeRecord(NamedTuple):
@@ -105,6 +105,20 @@ class SiteStore(Transactions):
     def nodes(self, connection: Connection) -> list[NodeRecord]:
         """Return the present state of each node, by name."""
         return [node for _, node in sorted(_last(connection, self._cluster).items()) if node.state != GONE]
+
+    @noting
+    def record_other_gpus(self, connection: Connection, time: float, gpus: int) -> None:
+        """Store the GPUs that jobs hold which did not opt in, from this time on."""
+        row = {"cluster_id": self._cluster, "time": time, "gpus": gpus}
+        add_or_replace(connection, OTHER_GPUS, ("cluster_id", "time"), [row])
+
+    @reading
+    def other_gpus(self, connection: Connection, since: float) -> list[tuple[float, int]]:
+        """Return the changes of these GPUs since a time as (time, GPUs), and the last change before it."""
+        own, time = OTHER_GPUS.c.cluster_id == self._cluster, OTHER_GPUS.c.time
+        first = select(func.max(time)).where(own, time <= since).scalar_subquery()
+        query = select(time, OTHER_GPUS.c.gpus).where(own, time >= func.coalesce(first, since)).order_by(time)
+        return [(at, gpus) for at, gpus in connection.execute(query)]
 
     @noting
     def add_action(self, connection: Connection, record: ActionRecord) -> None:

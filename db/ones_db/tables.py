@@ -27,7 +27,7 @@ from sqlalchemy import (
 from sqlalchemy import text as condition
 from sqlalchemy.types import TypeDecorator
 
-SCHEMA_REVISION = "0018"
+SCHEMA_REVISION = "0019"
 """Newest schema revision. It has four digits, so that comparing two revisions as text shows which is older."""
 
 METADATA = MetaData(
@@ -450,6 +450,14 @@ CHANGES = table(
     flag("usable", "true if it is up, and neither drained, reserved, failing nor in maintenance"),
     whole("gpus", "number of GPUs; 0 if Slurm counts none"),
     text("partitions", "partitions of the node, separated by commas"),
+)
+
+OTHER_GPUS = table(
+    "other_gpus",
+    "GPUs on which jobs run that did not opt in, each number until the next",
+    of("cluster_id", "clusters.id", "cluster", primary_key=True),
+    number("time", "when it was seen, Unix seconds", primary_key=True, autoincrement=False),
+    whole("gpus", "number of these GPUs"),
 )
 
 ACTIONS = table(

@@ -71,6 +71,7 @@ class Observer:
         self._jobs: dict[int, JobRecord] = {}
         self._runs: dict[int, RunRecord] = {}
         self._nodes: dict[str, NodeRecord] = {}
+        self._other_gpus: int | None = None
         self._counted: dict[int, bool] = {}
         """True for a job that was submitted with a task count, by job id. Jobs whose details have not been read are
         missing."""
@@ -117,7 +118,7 @@ class Observer:
         kinds = {name: node.kind for name, node in snapshot.nodes.items()}
         self._store_jobs(seen, kinds, snapshot.time)
         self._terms.store_blocks(seen, snapshot)
-        self._store_nodes(snapshot)
+        self._store_nodes(snapshot, seen)
         self._uses.look(seen, snapshot.time)
         self._close_lost(snapshot, jobs, seen.keys(), no_more)
         mine = [elastic.job for elastic in seen.values() if self._own_uid in (None, elastic.job.uid)]
@@ -202,11 +203,17 @@ class Observer:
         self._jobs, self._runs = jobs, runs
         self._terms.stored(jobs)
 
-    def _store_nodes(self, snapshot: Snapshot) -> None:
+    def _store_nodes(self, snapshot: Snapshot, seen: Mapping[int, Elastic]) -> None:
+        """Store the nodes that changed, and the GPUs of jobs that did not opt in."""
         nodes = {name: node_record(node) for name, node in snapshot.nodes.items()}
         if nodes != self._nodes:
             self._store.record_nodes(snapshot.time, nodes.values())
             self._nodes = nodes
+        own = {block.job_id for elastic in seen.values() for block in elastic.job.blocks}
+        gpus = sum(job.gpus for job_id, job in snapshot.jobs.items() if job.running and job_id not in own)
+        if gpus != self._other_gpus:
+            self._store.record_other_gpus(snapshot.time, gpus)
+            self._other_gpus = gpus
 
     def _close_lost(self, snapshot: Snapshot, jobs: Mapping[int, WholeJob], seen: Set[int], no_more: Set[int]) -> None:
         """Close the records of jobs that are live in the database but no longer elastic. Such a job ended longer than

@@ -39,6 +39,8 @@ class Moment:
     live: Live = field(default_factory=lambda: Live(""))
     timeline: tuple[TimelineRow, ...] = ()
     """Runs of jobs in the last `HISTORY_S` seconds."""
+    others: tuple[tuple[float, int], ...] = ()
+    """GPUs of jobs that did not opt in: (time, GPUs) of each change in that time."""
     colours: Mapping[int, int] = field(default_factory=dict)
     """Colour of each job in the timeline, by job id. It is the same at later moments."""
     problem: str = ""
@@ -156,7 +158,8 @@ class TickFeed:
             rows = tuple(store.timeline(now - HISTORY_S))
             ran = palette.whole((row.job_id, row.start, math.inf if row.end is None else row.end) for row in rows)
             colours = palette.chosen(ran, before.colours)
-            moment = Moment(before.number + 1, now, read_live(store), rows, colours)
+            others = tuple(store.other_gpus(now - HISTORY_S))
+            moment = Moment(before.number + 1, now, read_live(store), rows, others, colours)
         self._seen = seen
         return moment
 

@@ -143,10 +143,11 @@ def overview(moment: Moment, root: str, view: PageView, opened: Callable[[], Sto
     live = moment.live
     alive = [one for one in live.jobs if one.job.end_time is None]
     capacity = sum(node.gpus for node in live.nodes if node.usable)
-    timeline, begin = moment.timeline, moment.at - SPANS[view.span]
+    timeline, others, begin = moment.timeline, moment.others, moment.at - SPANS[view.span]
     if view.span == "all":
         with opened() as store:
             timeline = tuple(row for row in store.timeline() if moment.user in ("", row.user))
+            others = tuple(store.other_gpus(0.0))
     running = [one for one in alive if one.job.running]
     return _part(
         "overview.html",
@@ -162,9 +163,10 @@ def overview(moment: Moment, root: str, view: PageView, opened: Callable[[], Sto
         training=sum(gpus(one.job) for one in running),
         held=sum(one.gpus for one in live.held),
         capacity=capacity,
+        others=others[-1][1] if others else 0,
         counts=sorted(Counter(one.cause for one in alive if one.cause).items(), key=lambda item: (-item[1], item[0])),
         nodes=_nodes(live.nodes, live.held, tuple((one.job_id, moment.colour(one.job_id)) for one in live.held)),
-        picture=gpus_over_time(timeline, capacity, begin, moment.at, moment.colours, view.by),
+        picture=gpus_over_time(timeline, capacity, begin, moment.at, moment.colours, view.by, others=others),
     )
 
 

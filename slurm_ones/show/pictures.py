@@ -111,6 +111,7 @@ def gpus_over_time(
     by: str = "job",
     least: int = 1,
     *,
+    others: Sequence[tuple[float, int]] = (),
     elapsed: bool = False,
 ) -> Markup:
     """Return a stacked chart of the GPUs that each job held, up to `now`. It starts at `begin`, or at the first start
@@ -118,7 +119,8 @@ def gpus_over_time(
 
     The title of each shape names its job and size. GPUs that the user did not request are hatched. `by` says what has a
     colour of its own: "job" (its colour may be in `colours`), "user" or "partition". The vertical scale reaches at
-    least `least` GPUs. With `elapsed`, the time axis has hours since `begin`.
+    least `least` GPUs. A line shows the GPUs that jobs leave which did not opt in; these hold `others`: (time, GPUs) of
+    each change. With `elapsed`, the time axis has hours since `begin`.
     """
     begin = begin if elapsed else max(begin, min((row.start for row in rows), default=begin))
     seen = [row for row in rows if (row.end is None or row.end > begin) and row.shape.nodes]
@@ -151,6 +153,8 @@ def gpus_over_time(
     stack = _Stack(jobs, titles, used, patterns, asked, moments, holding, most, begin, now, elapsed)
     # Of thousands of shapes: numbers need no escaping, and titles are escaped above.
     made = Markup("".join(stack.stretches() if single else stack.outlines()))
+    rest = _rest(others, capacity, begin, now) if capacity and any(gpus for _, gpus in others) else []
+    made += _line("rest", ((x, left / most) for x, left in rest)) if rest else ""
     y = f"{100 * (1 - capacity / most):.2f}%"
     over = [Markup('<line class="edge" x1="0" x2="100%" y1="{0}" y2="{0}"/>').format(y)] if capacity else []
     over += stack.numbers() if single else []
@@ -162,7 +166,20 @@ def gpus_over_time(
     picture = Picture(label, across, of_numbers(0, most, "GPUs", whole=True), made, over)
     legend += _sign("any", GROWN, "beyond what the job asked for") if grown else Markup("")
     legend += _stroke("edge", "GPUs of the cluster") if capacity else Markup("")
-    return picture.drawn(legend, f' data-begin="{begin:.0f}" data-end="{now:.0f}"')
+    legend += _stroke("rest", "less those of jobs that did not opt in") if rest else Markup("")
+    scale = f' data-capacity="{capacity}" data-most="{most}"' if rest else ""
+    return picture.drawn(legend, f' data-begin="{begin:.0f}" data-end="{now:.0f}"{scale}')
+
+
+def _rest(others: Sequence[tuple[float, int]], capacity: int, begin: float, now: float) -> list[tuple[float, float]]:
+    """Return the corners of a line of the GPUs that jobs leave which did not opt in: (0 to 1, GPUs)."""
+    times, gpus = np.array(others, dtype=np.float64).T
+    moments = np.unique(np.clip(times, begin, now))
+    if len(moments) > MOST_POINTS:
+        moments = np.linspace(moments[0], now, MOST_POINTS)
+    left = np.maximum(capacity - gpus[np.searchsorted(times, moments, side="right") - 1], 0.0)
+    x = (np.append(moments, now) - begin) / max(now - begin, 1e-9)
+    return list(zip(np.repeat(x, 2)[1:-1].tolist(), np.repeat(left, 2).tolist(), strict=True))
 
 
 def _by_turns(groups: Sequence[str], colours: Sequence[int]) -> list[int]:
@@ -316,7 +333,7 @@ def _intervals(changes: Floats, starts: Floats, ends: Floats) -> tuple[Floats, F
 
 def _line(kind: str, points: Iterable[tuple[float, float]], title: str = "") -> Markup:
     """Return a line through points (x, y), each from 0 to 1. `kind` is its CSS class."""
-    path = " ".join(f"{WIDTH * x:.1f},{HEIGHT * (1 - y):.1f}" for x, y in points)
+    path = " ".join(f"{WIDTH * x:.1f},{HEIGHT * (1 - y):.2f}" for x, y in points)
     named = Markup("<title>{}</title>").format(title) if title else ""
     return Markup('<polyline class="{}" points="{}">{}</polyline>').format(kind, path, named)
 

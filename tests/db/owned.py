@@ -15,7 +15,7 @@ from tests.db.make import SPEC, change, decision, end_run, job, line, report, re
 
 JOBS = {"alice": 7, "bob": 8}
 """The Slurm job id of each user's job."""
-OPEN = ("clusters", "decisions", "leaders", "nodes", "node_changes")
+OPEN = ("clusters", "decisions", "leaders", "nodes", "node_changes", "other_gpus")
 """Tables that are about no single job."""
 OWNED = sorted(set(METADATA.tables) - {*OPEN, "actions", "health"})
 """Tables that belong to jobs."""
@@ -47,6 +47,7 @@ def fill(url: str) -> None:
         weighed = (AlternativeRecord(Shape(1, 4), 256, 3.5), AlternativeRecord(PARKED, 0, 0.0))
         store.add_decision(replace(made, jobs=tuple(replace(given, alternatives=weighed) for given in made.jobs)))
         store.record_nodes(1.0, [NodeRecord("n1", "UP", True, 4, "gpu")])
+        store.record_other_gpus(1.0, 2)
         store.add_action(ActionRecord(1.0, "ops", "run --act", "policy ones"))
     with LeaderLock(url, "gres") as lock:
         lock.take(1.0)

@@ -37,7 +37,13 @@ def ours(item: Any, name: str | None, kind: str, reflected: bool, other: Any) ->
     return not str(name).startswith(("throughput_", "ix_throughput_time"))
 
 
-def test_migrations_and_models_agree(url: str) -> None:
+@pytest.mark.parametrize("before", ["", migrate.FIRST])
+def test_migrations_and_models_agree(url: str, before: str) -> None:
+    """A new database, and one that was upgraded from the oldest schema, have what the models say."""
+    if before:
+        change(url, "DROP TABLE other_gpus")
+        change(url, f"UPDATE alembic_version SET version_num = '{before}'")
+        assert migrate.upgrade(url) == (before, SCHEMA_REVISION)
     with opened(url) as connection:
         context = MigrationContext.configure(connection, opts={"compare_type": True, "include_object": ours})
         assert compare_metadata(context, METADATA) == []

@@ -237,6 +237,17 @@ def test_nodes_are_stored_when_they_change(store: Store) -> None:
     assert (time, down.state, down.usable, last.state) == (1060.0, "DOWN*", False, "RESERVED")
 
 
+def test_the_gpus_of_jobs_that_did_not_opt_in(queue: Queue, observer: Observer, store: Store) -> None:
+    """Protects the line in the page's picture: what others hold, each number once, and nothing of ours or waiting."""
+    runs, waits = JobState.RUNNING, JobState.PENDING
+    for comment, state in (("mine", runs), ("mine", runs), ("ones: gpus=1-4", runs), ("mine", waits)):
+        queue.now += 60.0
+        queue.jobs[2] = job(2, comment=comment, state=state, gpus_total=3)
+        observer.observe()
+    assert store.other_gpus(0.0) == [(1060.0, 3), (1180.0, 0)]
+    assert store.other_gpus(1100.0) == [(1060.0, 3), (1180.0, 0)] and store.other_gpus(1180.0) == [(1180.0, 0)]
+
+
 def test_a_spec_that_changes_is_stored_again(observer: Observer, store: Store, tmp_path: Path) -> None:
     """A script may learn its dataset late; what it says last counts, also after a requeue."""
     for spec in (SPEC, replace(SPEC, dataset=5000)):

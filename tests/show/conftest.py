@@ -69,6 +69,7 @@ def url(empty_url: str) -> str:
         report(store, 10, 0, spec=SPEC, hello=hello(1, now - 490), samples=samples, epochs=epochs, offset=50, number=6)
         states = {"n1": "UP", "n2": "DOWN", "n3": "UP"}
         store.record_nodes(now, [NodeRecord(name, state, state == "UP", 4, "gpu") for name, state in states.items()])
+        store.record_other_gpus(now - 400.0, 3)
         store.add_decision(decision(now - 60.0, 7, 8, 10))
         store.record_health(HealthRecord(now, "act", 60.0, now, 0.25, 2, 2, 6))
     return url

@@ -98,8 +98,24 @@ def test_a_picture_says_what_it_shows() -> None:
     # Job 7 has 2 of 8 GPUs beyond what it asked for: a quarter of the height, in the two stretches that it ran.
     hatched = re.findall(r'fill="url\(#grown\)" x="(\S+)" y="\S+" width="(\S+)" height="(\S+)"', drawn)
     assert hatched == [("0.00", "166.67", "60.00"), ("166.67", "333.33", "60.00")]
+    assert 'class="rest"' not in drawn
     by_user = gpus_over_time([row(7, 4, 0.0, 1800.0), row(8, 2, 600.0, None, user="<b>")], 8, 0.0, 3600.0, by="user")
     assert "alice</li>" in by_user and "&lt;b&gt;</li>" in by_user and "<b>" not in by_user
+
+
+def test_a_line_of_what_rigid_jobs_leave() -> None:
+    """Protects whoever asks why GPUs stay free: steps at the right times and heights, also if there are very many."""
+    others = [(-900.0, 2), (900.0, 6), (1800.0, 0), (2700.0, 9)]
+    drawn = str(gpus_over_time([row(7, 4, 0.0, None)], 8, 0.0, 3600.0, others=others))
+    (points,) = re.findall(r'class="rest" points="([^"]*)"', drawn)
+    corners = [tuple(map(float, point.split(","))) for point in points.split()]
+    steps = ((0, 6), (900, 6), (900, 2), (1800, 2), (1800, 8))
+    assert corners[:5] == [(1000 * at / 3600.0, 240 * (1 - gpus / 8)) for at, gpus in steps]
+    assert corners[-2:] == [(750.0, 240.0), (1000.0, 240.0)]
+    assert "less those of jobs that did not opt in</li>" in drawn and 'data-capacity="8" data-most="8"' in drawn
+    many = str(gpus_over_time([row(7, 4, 0.0, None)], 8, 0.0, 3600.0, others=[(n / 10, n % 8) for n in range(36_000)]))
+    (points,) = re.findall(r'class="rest" points="([^"]*)"', many)
+    assert len(points.split()) == 1200
 
 
 @pytest.mark.parametrize(

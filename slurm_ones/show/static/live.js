@@ -148,7 +148,7 @@
     const line = document.createElementNS("http://www.w3.org/2000/svg", "line");
     line.setAttribute("class", "cross");
     line.setAttribute("y2", "100%");
-    const [begin, end] = [Number(figure.dataset.begin), Number(figure.dataset.end)];
+    const [begin, end, capacity, most] = ["begin", "end", "capacity", "most"].map((name) => Number(figure.dataset[name]));
     picture.addEventListener("pointermove", (event) => {
       const box = picture.getBoundingClientRect();
       const at = Math.min(Math.max((event.clientX - box.left) / box.width, 0), 1);
@@ -165,9 +165,11 @@
         held.push(`${job}: ${count}`);
         gpus += Number(count);
       }
+      const corner = [...(picture.querySelector(".rest")?.points || [])].findLast((point) => point.x <= 1000 * at);
+      const others = corner === undefined ? "" : `; jobs that did not opt in: ${Math.round(capacity - most * (1 - corner.y / 240))}`;
       const when = new Date(1000 * (begin + at * (end - begin))).toLocaleString();
       const more = held.length > 8 ? ` and ${held.length - 8} more` : "";
-      said.textContent = held.length === 0 ? when : `${when}: ${gpus} GPUs (${held.slice(0, 8).join(", ")}${more})`;
+      said.textContent = (held.length === 0 ? when : `${when}: ${gpus} GPUs (${held.slice(0, 8).join(", ")}${more})`) + others;
     });
     picture.addEventListener("pointerleave", () => { line.remove(); said.textContent = ""; });
   }
