@@ -13,7 +13,7 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from rich.text import Text
 from textual.pilot import Pilot
 from textual.widgets import DataTable, Static
 
-from ones_db import HealthRecord, NodeRecord, Store
+from ones_db import HealthRecord, JobSummary, NodeRecord, Store
 from ones_db.leader import LeaderLock
 from ones_db.shape import Shape
 from slurm_ones.cli.jobs import reader
@@ -90,6 +90,25 @@ def test_the_header_tells_how_the_companion_is(filled: str) -> None:
     assert "2 run on 6 of 8 GPUs, 2 wait" in second  # those of n2 cannot be used
     assert "SILENT" in header(live, NOW + 1000, shown)[0]
     assert "no companion has led here yet" in header(Live("gres"), NOW, [])[0]
+
+
+def test_slurm_is_asked_seldom(filled: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Protects slurmctld from a window that looks every two seconds, and the states of a later tick."""
+    asked: list[int] = []
+
+    def states_now(settings: Settings, jobs: Sequence[JobSummary]) -> dict[int, str]:
+        asked.append(len(jobs))
+        return {10: "CANCELLED"}
+
+    monkeypatch.setattr("slurm_ones.cli.jobs.states_now", states_now)
+    look = reader(Settings(database=filled, cluster="gres"), named=True)
+    for tick, state in ((NOW, "CANCELLED"), (NOW, "CANCELLED"), (time.time() + 5, "RUNNING")):
+        with Store.open(filled, "gres") as store:
+            store.record_health(HealthRecord(tick, "act", 60.0, tick, 0.5, 1, 2, 2))
+        live = look()
+        assert [one.job.state for one in live.jobs if one.job.job_id == 10] == [state]
+        assert live.asked is (state == "CANCELLED")
+    assert asked == [4]
 
 
 def test_who_is_on_which_node(filled: str) -> None:

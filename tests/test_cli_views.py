@@ -109,9 +109,16 @@ exit ${{FAILS:-0}}
     shown = as_user(monkeypatch, ALICE, "jobs", *config).stdout
     assert "CA" in shown and "states as Slurm has them now" in shown
     assert as_user(monkeypatch, ALICE, "jobs", "-t", stored, *config).stdout == ""
+    told = as_user(monkeypatch, ALICE, "report", "7", *config).stdout
+    assert ": CANCELLED\n" in told and told.endswith("states as Slurm has them now\n")
+    shown = as_user(monkeypatch, ALICE, "top", "--once", *config).stdout
+    assert "states from Slurm" in shown and " CA " in shown
     assert "Slurm says now: CANCELLED" in as_user(monkeypatch, ALICE, "why", "7", *config).stdout
     monkeypatch.setenv("FAILS", "1")
-    assert state() == stored and "Slurm has" not in as_user(monkeypatch, ALICE, "jobs", *config).stdout
+    assert state() == stored
+    for command in (("jobs",), ("report", "7"), ("top", "--once")):
+        said = as_user(monkeypatch, ALICE, *command, *config).stdout
+        assert said and "CANCELLED" not in said and "Slurm has" not in said and "from Slurm" not in said
 
 
 def test_who_waits_for_a_size_reads_why(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import getpass
 import json as json_lib
+import math
 import sys
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated
 
@@ -104,15 +105,13 @@ def jobs(
             print_json([])
         raise
     live = read_live(store, only=ids or (), whole=True)
-    now = states_now(settings, [one.job for one in live.jobs if one.job.end_time is None])
-    seen = (_in_state(one, now.get(one.job.job_id, one.job.state)) for one in live.jobs)
-    found = [one for one in seen if selection.takes(one.job)]
+    live = _in_states(live, states_now(settings, _alive(live)))
+    found = [one for one in live.jobs if selection.takes(one.job)]
     if json:
         print_json([record(JOB, one) for one in found])
     elif found:
         _show(found)
-        fresh = "; states as Slurm has them now" if now else ""
-        console.print(f"[dim]{as_of(live.health, time.time())}{fresh}[/]", soft_wrap=True)
+        console.print(f"[dim]{as_of(live.health, time.time(), asked=live.asked)}[/]", soft_wrap=True)
     elif not ids and selection == JobFilter():
         console.print("No job has opted in yet: `slurm-ones template` lists batch scripts that do.")
     unknown = sorted({*(ids or ())} - {one.job.job_id for one in found})
@@ -120,6 +119,16 @@ def jobs(
         complain(unknown_job(settings, job_id, store.place, own_only=is_view(settings, store)))
     if unknown:
         raise typer.Exit(1)
+
+
+def _alive(live: Live) -> list[JobSummary]:
+    return [one.job for one in live.jobs if one.job.end_time is None]
+
+
+def _in_states(live: Live, states: Mapping[int, str]) -> Live:
+    """Return the jobs in these states of Slurm."""
+    jobs = tuple(_in_state(one, states.get(one.job.job_id, one.job.state)) for one in live.jobs)
+    return replace(live, jobs=jobs, asked=bool(states))
 
 
 def _in_state(one: ShownJob, state: str) -> ShownJob:
@@ -142,11 +151,19 @@ def _show(found: list[ShownJob]) -> None:
 
 
 def reader(settings: Settings, *, named: bool, also: Collection[int] = ()) -> Callable[[], Live]:
-    """Return a function that reads the jobs and `also`, from a newly opened database, whose file may be replaced."""
+    """Return a function that reads the jobs and `also`, from a newly opened database, whose file may be replaced.
+
+    It asks Slurm for their states at most every `STATES_S` seconds; those of a later tick replace them."""
+    asked, states = -math.inf, dict[int, str]()
 
     def look() -> Live:
+        nonlocal asked, states
         with store_of_reader(settings, named=named) as store:
-            return read_live(store, also)
+            live = read_live(store, also)
+        if abs(time.time() - asked) >= STATES_S:
+            asked, states = time.time(), states_now(settings, _alive(live))
+        tick = live.health.tick_time if live.health is not None else None
+        return _in_states(live, states if tick is None or tick < asked else {})
 
     return look
 
@@ -229,6 +246,8 @@ def states_now(settings: Settings, jobs: Sequence[JobSummary]) -> dict[int, str]
 
 ASK_S = 3.0
 """Seconds for which a command waits for Slurm's answer."""
+STATES_S = 30.0
+"""Seconds between two such questions of `top`."""
 
 HOW = '#SBATCH --comment="ones: gpus=1-16"'
 

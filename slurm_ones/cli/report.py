@@ -4,7 +4,7 @@ advice."""
 from __future__ import annotations
 
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,7 +26,7 @@ from slurm_ones.cli.common import (
     settings_of,
     store_of_reader,
 )
-from slurm_ones.cli.jobs import unknown_job
+from slurm_ones.cli.jobs import states_now, unknown_job
 from slurm_ones.show.live import as_of
 from slurm_ones.show.usage import Usage, advised, of_job, of_jobs, usage
 from slurm_ones.simulate import BadInput
@@ -56,7 +56,10 @@ def report(
         if user and not found and is_view(settings, store):
             raise StoreError(f"jobs of {user} cannot be seen here: this site shows each user only their own jobs")
         found = found[-1:] if job is not None else found
-        told, seen = advised(store, found), as_of(store.health(), time.time())
+        alive = [one.job.job_id for one in found if one.job.end_time is None]
+        now = states_now(settings, store.job_summaries(alive) if alive else [])
+        found = [replace(one, job=replace(one.job, state=now.get(one.job.job_id, one.job.state))) for one in found]
+        told, seen = advised(store, found), as_of(store.health(), time.time(), asked=bool(now))
     title = f"Job {job}" if job is not None else _title(user, since, until)
     texts = [of_job(one, told[one.job.job_id]) for one in found]
     totals = of_jobs(found, title)

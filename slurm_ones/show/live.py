@@ -51,6 +51,8 @@ class Live:
     """Nodes by name; empty if the reader may not see them."""
     leader: LeaderRecord | None = None
     health: HealthRecord | None = None
+    asked: bool = False
+    """True if Slurm was asked for the states since the companion's last tick."""
 
 
 def node_rows(nodes: Iterable[NodeRecord], held: Iterable[HeldRecord]) -> list[ShownNode]:
@@ -105,12 +107,13 @@ def counted(codes: Iterable[str]) -> str:
     return "; ".join(f"{count} job{'s' * (count != 1)}: {CAUSES[code]}" for code, count in shown)
 
 
-def as_of(health: HealthRecord | None, now: float) -> str:
-    """Return a sentence on how old the shown data are."""
+def as_of(health: HealthRecord | None, now: float, *, asked: bool = False) -> str:
+    """Return a sentence on how old the shown data are. With `asked`, their states are Slurm's present ones."""
+    fresh = "; states as Slurm has them now" if asked else ""
     if health is None or health.tick_time is None:
-        return "no companion has looked yet"
+        return f"no companion has looked yet{fresh}"
     late = f"; it should look every {health.interval_s:.0f} s (slurm-ones status)" if silent(health, now) else ""
-    return f"as the companion saw it {seconds(max(now - health.tick_time, 0.0))} ago{late}"
+    return f"as the companion saw it {seconds(max(now - health.tick_time, 0.0))} ago{late}{fresh}"
 
 
 def silent(health: HealthRecord | None, now: float) -> bool:

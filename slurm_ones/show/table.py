@@ -110,7 +110,7 @@ def header(live: Live, now: float, shown: Sequence[ShownJob]) -> list[str]:
     resizing = sum(bool(job.resizing) for job in jobs)
     meter = f"{bar(sum(map(gpus, running)), there, METER):·<{METER}} " if there else ""
     lines = [
-        f"{plain(live.cluster, 30)}  {_companion(live, now)}",
+        f"{plain(live.cluster, 30)}  {_companion(live, now)}{', states from Slurm' if live.asked else ''}",
         f"{meter}{len(running)} run on {sum(map(gpus, running))}{of} GPUs, {waiting} wait, {resizing} resize; "
         f"{len(shown)} shown",
     ]
