@@ -32,7 +32,7 @@ check-host:
 # The packages and the Debian are got side by side.
 demo: check-host
 	@$(MAKE) --no-print-directory --jobs=2 $(VENV)/.demo demo-root
-	@$(BIN)/python -m tests.demo
+	@$(BIN)/python -m tests.demo $(if $(PORT),--port=$(PORT))
 
 demo-root:
 	@$(PYTHON) -m tests.demo.first

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import sys
 import tempfile
 import time
@@ -17,6 +16,7 @@ import typer
 
 from slurm_ones.cli.common import command, ended_by_signals, is_terminal, say
 from slurm_ones.cli.report import report
+from slurm_ones.cli.web import say_tunnel
 from slurm_ones.demo.jobs import HERE_JOBS, SIMULATED_JOBS, SLOTS, SMALL, SMALL_SIMULATED, DemoJob
 from slurm_ones.demo.run import Demo, page_file, prepare, samples_line, torch_version
 from slurm_ones.show import page_lacks
@@ -72,9 +72,7 @@ def _run(folder: Path, jobs: tuple[DemoJob, ...], simulated: int, lacks: list[st
         else:
             address = running.serve_page(port)
             at(time.time(), f"The live page: {address}")
-            if "SSH_CONNECTION" in os.environ:
-                number = urlsplit(address).port
-                say(f"From your own machine: ssh -L {number}:localhost:{number} {socket.gethostname()}")
+            say_tunnel(urlsplit(address).port or port)
             if opens:
                 webbrowser.open(page_file(folder, address).as_uri())
         done = running.run()

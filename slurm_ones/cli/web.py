@@ -72,12 +72,19 @@ def web(
     # Bound before it is named: nobody else can get the port in between.
     listening = _listening(host, port)
     say(f"The live page: {address(host, listening.getsockname()[1], root, secret)}")
+    say_tunnel(listening.getsockname()[1])
     say("Ctrl-C ends it.")
     server = uvicorn.Server(uvicorn.Config(app, **OPTIONS))
     with suppress(KeyboardInterrupt):
         server.run([BoundedSocket(listening, server.server_state.connections)])
     if not server.started:
         raise typer.Exit(1)
+
+
+def say_tunnel(port: int) -> None:
+    """Print the command that brings a port of this machine to the one from which its user has logged in by SSH."""
+    if "SSH_CONNECTION" in os.environ:
+        say(f"From your own machine: ssh -L {port}:localhost:{port} {socket.gethostname()}")
 
 
 def _listening(host: str, port: int) -> socket.socket:

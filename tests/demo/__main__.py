@@ -3,12 +3,14 @@ jobs of others each time."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
 import sqlite3
+import subprocess
 import sys
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -16,7 +18,9 @@ from rich.table import Table
 from rich.text import Text
 
 from ones_db import Store
+from slurm_ones.cli.common import is_terminal
 from slurm_ones.demo.jobs import ON_CLUSTER
+from slurm_ones.show import page_lacks
 from slurm_ones.show.pages import write_usage
 from slurm_ones.show.usage import of_job, of_jobs, usage
 from slurm_ones.slurm.model import SlurmJob
@@ -33,6 +37,8 @@ OUT = TOP / "build" / "demo"
 RESIZED = "about 2 minutes 30 s"
 ALONE = "about 3 minutes"
 """How long each part takes on two cores, as it is said before."""
+PAGE_S = 3600.0
+"""How long the page is served on a terminal after the report."""
 STORED_S = 12.0
 """More than two ticks."""
 
@@ -144,8 +150,17 @@ def _report() -> None:
     write_usage(OUT / "report.html", "The demo", totals, [(one, of_job(one, [])) for one in found])
 
 
-def main() -> int:
-    """Run both scenarios on one cluster each; returns 1 if a job did not finish or something disagrees."""
+def serve_page(port: int) -> None:
+    """Serve the live page over what the demo left, for an hour or until Ctrl-C."""
+    command = [sys.executable, "-m", "slurm_ones.cli", "web", f"--port={port}"]
+    with suppress(KeyboardInterrupt, subprocess.TimeoutExpired):
+        subprocess.run([*command, f"--database=sqlite:///{OUT / 'ones.sqlite'}"], check=False, timeout=PAGE_S)
+
+
+def main(port: int = 0) -> int:
+    """Run both scenarios on one cluster each; returns 1 if a job did not finish or something disagrees.
+
+    On a terminal, serve the live page afterwards."""
     began = time.time()
     console.print("1 of 3: a Slurm of 4 nodes; about 10 s, where it is made first about 90 s more")
     shutil.rmtree(OUT, ignore_errors=True)
@@ -178,8 +193,12 @@ def main() -> int:
         console.print("✓ Every job finished, and Slurm, the jobs' reports, the database and slurm-ones jobs agree.")
     names = ", ".join(sorted(path.name for path in OUT.iterdir()))
     console.print(f"{OUT.relative_to(TOP)}/: {names}; {time.time() - began:.0f} s in all.")
+    if is_terminal(sys.stdin) and is_terminal(sys.stdout) and not page_lacks():
+        serve_page(port)
     return 1 if complaints else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    asked = argparse.ArgumentParser(prog="python -m tests.demo")
+    asked.add_argument("--port", type=int, default=0, help="port of the page (default: any that is free)")
+    sys.exit(main(asked.parse_args().port))

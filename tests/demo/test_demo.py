@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import pty
 import re
 import signal
 import socket
@@ -54,13 +55,16 @@ class Started:
         browser = folder.parent / "browser"
         browser.write_text('#!/bin/sh\nprintf "%s\\n" "$*" >> "$0.arguments"\n')
         browser.chmod(0o755)
+        self.keyboard, terminal = pty.openpty()
         self.process = subprocess.Popen(
             [*command, f"--directory={folder}"],
             env={**os.environ, "BROWSER": str(browser), "DISPLAY": ":0", "SSH_CONNECTION": "there"},
+            stdin=terminal,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
+        os.close(terminal)
 
     def until(self, pattern: str) -> str:
         """Read on to a line in which the pattern is found; what its first group has there."""
@@ -97,6 +101,7 @@ def started(tmp_path: Path) -> Iterator[Started]:
     timer.cancel()
     demo.process.kill()
     demo.process.wait()
+    os.close(demo.keyboard)
 
 
 def get(address: str, cookie: str = "") -> tuple[int, str, str]:
@@ -138,6 +143,10 @@ def test_a_training_really_grows_and_shrinks(started: Started) -> None:
     assert status == 200
     started.until("spirals-1 shrank from")
     assert (started.folder.parent / "browser.arguments").read_text() == f"{opened.as_uri()}\n"
+    # On a terminal the page outlives the report, until Ctrl-C.
+    started.until("The page stays for an hour")
+    assert get(address.partition("?")[0], cookie)[0] == 200
+    started.process.send_signal(signal.SIGINT)
     assert started.end() == 0, started.text
     for job in ("spirals-1: each of 1536 samples was used once in each of 14", "spirals-2: each of 1536 samples"):
         assert job in started.text
