@@ -230,7 +230,7 @@ def _reads(name: str) -> Callable[..., DataFrame]:
 class Database(Reader):
     """The views of a database. Each is a method that returns a pandas frame.
 
-    docs/database.md has the columns of each frame. Times are `datetime64` with the zone UTC; columns with the same
+    docs/tables.md has the columns of each frame. Times are `datetime64` with the zone UTC; columns with the same
     times as text are left out. Keywords select rows: ``job_id=7``, ``user_name="alice"``. A frame shows the database of
     one moment; the next frame may show a later one.
     """

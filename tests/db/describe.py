@@ -1,14 +1,12 @@
-"""Generator of the documentation of tables and views, from their definitions.
+"""Generator of docs/tables.md, the documentation of tables and views, from their definitions.
 
-``python -m tests.db.describe docs/database.md`` replaces the text between the marks in the file; a test compares both.
+``python -m tests.db.describe > docs/tables.md`` writes it; a test compares both.
 """
 
 from __future__ import annotations
 
-import re
 import sys
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 from sqlalchemy import ForeignKey, Table
 from sqlalchemy.schema import Column
@@ -72,19 +70,40 @@ def _row(column: Column[object]) -> tuple[str, ...]:
     return f"`{column.name}`", _type(column), key, "; ".join([column.comment or "", *places])
 
 
-PARTS: dict[str, Callable[[], str]] = {"diagram": diagram, "views": views, "tables": tables}
-"""Generator of each part of the document, by the name in the part's marks."""
+PAGE = """\
+# Tables and views
+
+{made}
+[The job database](database.md) shows what can be asked of them, each by a command.
+
+- [Views](#views), the same on SQLite and PostgreSQL
+- [Entity diagram](#entity-diagram), [tables](#tables)
+
+## Views
+
+{views}
+
+## Entity diagram
+
+The diagram shows only keys; all columns are below.
+A *run* is one start of a job.
+Reports are keyed by the run and the number of the report, so reading a report file twice changes nothing.
+
+{diagram}
+
+## Tables
+
+Every time is in Unix seconds, and every batch is a global batch in samples.
+"always" means never null.
+
+{tables}
+"""
+MADE = "`python -m tests.db.describe > docs/tables.md` makes this page from `ones_db.tables` and `ones_db.views`."
 
 
-def renewed(document: str) -> str:
-    """Return the document with the parts between its marks made again. Raises `ValueError` without a mark."""
-    for name, part in PARTS.items():
-        begin, end = f"<!-- {name}: python -m tests.db.describe -->", f"<!-- end of {name} -->"
-        found = re.search(f"{re.escape(begin)}.*?{re.escape(end)}", document, re.DOTALL)
-        if found is None:
-            raise ValueError(f"the document has no place for the {name}: write {begin} and {end}")
-        document = f"{document[: found.start()]}{begin}\n\n{part()}\n\n{end}{document[found.end() :]}"
-    return document
+def page() -> str:
+    """Return the document."""
+    return PAGE.format(made=MADE, views=views(), diagram=diagram(), tables=tables())
 
 
 def _tables() -> list[Table]:
@@ -99,12 +118,5 @@ def _type(column: Column[object]) -> str:
     return {"BIGINT": "integer", "DOUBLE": "number", "TEXT": "text", "BOOLEAN": "boolean"}[str(column.type.compile())]
 
 
-def main() -> None:
-    if len(sys.argv) != 2:
-        sys.exit("usage: python -m tests.db.describe FILE")
-    path = Path(sys.argv[1])
-    path.write_text(renewed(path.read_text(encoding="utf-8")), encoding="utf-8")
-
-
 if __name__ == "__main__":
-    main()
+    sys.stdout.write(page())

@@ -1,4 +1,4 @@
-"""docs/database.md: as the models and views are, and every command in it runs."""
+"""docs/database.md: every command in it runs; docs/tables.md: as the models and views are."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ones_db import Store
 from ones_db.views import VIEWS
 from slurm_ones.cli import app
 from tests.commands import printed
-from tests.db.describe import renewed
+from tests.db.describe import MADE, page
 from tests.db.test_views import fill, fill_blocks
 
 TOP = Path(__file__).parents[2]
@@ -42,12 +42,7 @@ ANSWERS: dict[str, tuple[str, list[tuple[object, ...]]]] = {
 
 
 def test_tables_and_views_are_as_they_are() -> None:
-    assert renewed(DOCUMENT) == DOCUMENT, "run: python -m tests.db.describe docs/database.md"
-
-
-def test_a_document_without_a_place_says_so() -> None:
-    with pytest.raises(ValueError, match="no place for the diagram"):
-        renewed("# Nothing\n")
+    assert (TOP / "docs/tables.md").read_text(encoding="utf-8") == page(), MADE
 
 
 def test_every_view_has_an_example() -> None:
