@@ -15,6 +15,7 @@ import termios
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,10 @@ def test_the_header_tells_how_the_companion_is(filled: str) -> None:
     shown = JobOrder().jobs(live)
     first, second, *_ = header(live, NOW + 3, shown)
     assert "mode act, last tick 3.0 s ago" in first and "SILENT" not in first
-    assert "2 run on 6 of 8 GPUs, 2 wait" in second  # those of n2 cannot be used
+    # Those of n2 cannot be used; a sign of the meter is half a GPU.
+    assert second.startswith(f"{12 * '█'}{4 * '·'} 2 run on 6 of 8 GPUs, 2 wait")
+    assert header(replace(live, nodes=()), NOW + 3, shown)[1].startswith("2 run on 6 GPUs")
+    assert header(replace(live, jobs=()), NOW + 3, [])[1].startswith(f"{16 * '·'} 0 run on 0 of 8 GPUs")
     assert "SILENT" in header(live, NOW + 1000, shown)[0]
     assert "no companion has led here yet" in header(Live("gres"), NOW, [])[0]
 

@@ -158,6 +158,54 @@ def test_it_changes_by_itself(serve: Callable[..., Page], browser: Any) -> None:
     assert browser.execute_script("return window.stays") is True
 
 
+SELECTED = "return String(document.getSelection());"
+SELECT = """
+const cell = [...document.querySelectorAll('#waiting td')].find((one) => one.textContent === 'waits-for-gpus');
+document.getSelection().selectAllChildren(cell);
+return String(document.getSelection());
+"""
+
+
+def test_selected_text_survives_a_refresh(serve: Callable[..., Page], browser: Any) -> None:
+    """Protects whoever copies from a page that changes each minute; what is new comes once nothing is selected."""
+    page = serve()
+    sized(browser, 1280, "light")
+    browser.get(f"http://127.0.0.1:{page.port}/?token={TOKEN}")
+    until(lambda: browser.find_element("id", "state").text == "live")
+    assert browser.execute_script(SELECT) == "waits-for-gpus"
+    with Store.open(page.url, "gres") as store:
+        store.record_jobs([job(11, name="newcomer", state="PENDING")])
+    page.tick(time.time() + 1)
+    until(lambda: "3\nwait" in browser.find_element("id", "health").text)  # the page was refreshed
+    assert browser.execute_script(SELECTED) == "waits-for-gpus"
+    assert not [text for text in browser.execute_script(SHOWN) if "newcomer" in text]
+    browser.execute_script("document.getSelection().removeAllRanges();")
+    until(lambda: [text for text in browser.execute_script(SHOWN) if "newcomer" in text])
+
+
+PLACES = """
+const box = (one) => one.getBoundingClientRect();
+return [...document.querySelectorAll('#waiting tbody tr')].map((row) => {
+  const why = row.querySelector('td.long');
+  const others = [...row.cells].filter((cell) => cell !== why && cell.offsetParent !== null);
+  const below = box(why).top - Math.max(...others.map((cell) => box(cell).bottom));
+  return [below, box(why).width / box(row).width, why.textContent];
+});
+"""
+
+
+@pytest.mark.parametrize("width", [390, 880])
+def test_the_reason_stands_under_its_row(serve: Callable[..., Page], browser: Any, width: int) -> None:
+    """Protects readers of a narrow page: below 900 px a reason has a line of its own, as wide as the table."""
+    page = serve()
+    browser.get(f"http://127.0.0.1:{page.port}/?token={TOKEN}")
+    sized(browser, 1280, "light")
+    assert all(below < 0 and share < 0.9 for below, share, _ in browser.execute_script(PLACES))
+    sized(browser, width, "light")
+    found = browser.execute_script(PLACES)
+    assert len(found) == 2 and all(below > -1 and share > 0.99 and why for below, share, why in found), found
+
+
 def test_by_keyboard_alone(serve: Callable[..., Page], browser: Any) -> None:
     """Protects people without a mouse: tabs reach the waiting jobs and one of them, and Enter opens it."""
     page = serve()
