@@ -316,46 +316,26 @@ def _starting(machine: Machine, resize: ResizeRecord, job: WholeJob) -> ResizeRe
     if resize.restart < 0:
         return _finish(machine, resize, job)
     pause = machine.reports.restarted(job, resize.restart)
-    if pause is not None:
-        return _finish(machine, resize, job, pause_s=pause)
-    if not job.running:
-        return _finish(machine, resize, job, _stands_run_ended)
-    return _finish(machine, resize, job, _stands_no_start_report) if machine.late(resize) else resize
+    over = pause is not None or not job.running or machine.late(resize)
+    return _finish(machine, resize, job, pause_s=pause) if over else resize
 
 
 # -- the end -----------------------------------------------------------------------------------------------------------
 
 
-def _stands(now: str, shape: str) -> Reason:
-    return reason("stands", now=now, shape=shape)
-
-
-def _stands_run_ended(now: str, shape: str) -> Reason:
-    return reason("stands_run_ended", now=now, shape=shape)
-
-
-def _stands_no_start_report(now: str, shape: str) -> Reason:
-    return reason("stands_no_start_report", now=now, shape=shape)
-
-
-def _finish(
-    machine: Machine,
-    resize: ResizeRecord,
-    job: WholeJob,
-    stands: Callable[[str, str], Reason] = _stands,
-    *,
-    pause_s: float | None = None,
-) -> ResizeRecord:
-    """End the resize: done if Slurm shows the new shape, else rolled back. `stands` makes the reason for the
-    outcome."""
+def _finish(machine: Machine, resize: ResizeRecord, job: WholeJob, *, pause_s: float | None = None) -> ResizeRecord:
+    """End the resize: done if Slurm shows the new shape, else rolled back. `pause_s` is known if a requeued job has
+    reported its start."""
     # A job that was to be parked keeps its shape. If it comes here, it was released instead.
     done = resize.new_shape != PARKED and _at(resize, job, resize.new_shape, resize.new_kind)
     at = "its new shape" if done else "its old shape" if _at_old(resize, job) else "another shape"
     now = "waits" if job.pending else "runs"
     if job.held:
         said = reason("stands_held", now=now, shape=at, holder="an operator" if job.first.admin_held else "its owner")
+    elif State(resize.state) is State.STARTING and resize.restart >= 0 and pause_s is None:
+        said = reason("stands_no_start_report" if job.running else "stands_run_ended", now=now, shape=at)
     else:
-        said = stands(now, at)
+        said = reason("stands", now=now, shape=at)
     return machine.move(resize, State.DONE if done else State.ROLLED_BACK, said, pause_s=pause_s)
 
 
