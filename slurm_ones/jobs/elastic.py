@@ -220,11 +220,8 @@ def is_guest(job: SlurmJob, guests: Guests) -> bool:
     Slurm does not preempt this queue, waiting jobs are served as if the block were no guest.
     """
     names = ",".join(job.partitions), job.qos, job.account
-    return any(all(map(_unless_empty, queue, names)) for queue in guests.values()) or _lent(job)
-
-
-def _unless_empty(wanted: object, name: str) -> bool:
-    return wanted in ("", name)
+    own = (all(one in ("", name) for one, name in zip(queue, names, strict=False)) for queue in guests.values())
+    return any(own) or _lent(job)
 
 
 def _lent(job: SlurmJob) -> bool:
@@ -269,7 +266,8 @@ def _of_one_kind(tasks: Sequence[SlurmJob], guests: Guests) -> tuple[tuple[Slurm
     """Return the tasks that may form one job, the first difference between them in words ("" for none), and the numbers
     of those that are guests. Ended tasks that differ are left out."""
     lent = {job.array_tasks[0] for job in tasks if is_guest(job, guests)}
-    first = _speaker([job for job in tasks if job.array_tasks[0] not in lent] or tasks)
+    base = [job for job in tasks if job.array_tasks[0] not in lent] or tasks
+    first = min(base, key=lambda job: (not says_blocks(job.comment), job.ended))
     kept, apart = [], ""
     for job in tasks:
         different = _difference(first, job, guest=job.array_tasks[0] in lent)
@@ -277,10 +275,6 @@ def _of_one_kind(tasks: Sequence[SlurmJob], guests: Guests) -> tuple[tuple[Slurm
             kept.append(job)
             apart = apart or different
     return tuple(kept), apart, frozenset(lent & {job.array_tasks[0] for job in kept})
-
-
-def _speaker(tasks: Sequence[SlurmJob]) -> SlurmJob:
-    return min(tasks, key=lambda job: (not says_blocks(job.comment), job.ended))
 
 
 def _difference(one: SlurmJob, other: SlurmJob, *, guest: bool) -> str:

@@ -225,8 +225,10 @@ class Observer:
         records = []
         for job_id, record in self._store.jobs(list(lost)).items():
             # One task has the array's own id. It is not the job, since its other tasks may still train.
-            whole = self._array(job_id, record, snapshot) if says_blocks(record.comment) else None
-            job = whole or jobs.get(job_id)
+            tasks: list[SlurmJob] = []
+            if says_blocks(record.comment):
+                tasks = [job for job in snapshot.jobs.values() if job.array_id == job_id and job.array_tasks]
+            job = whole_job(job_id, tasks, record, record.restart) if tasks else jobs.get(job_id)
             if job is None:
                 note = "it ended while no companion ran, and Slurm no longer knows how"
                 unknown = JobState.UNKNOWN.value
@@ -237,11 +239,6 @@ class Observer:
                 now = replace(record, state=job.first.state.value, restart=job.restart, end_time=end)
                 records.append(replace(now, elastic=False, refusal=why))
         self._store.record_jobs(records)
-
-    @staticmethod
-    def _array(job_id: int, record: JobRecord, snapshot: Snapshot) -> WholeJob | None:
-        tasks = [job for job in snapshot.jobs.values() if job.array_id == job_id and job.array_tasks]
-        return whole_job(job_id, tasks, record, record.restart) if tasks else None
 
     def collect(self, jobs: Sequence[WholeJob], *, now: float, ask: bool = False) -> None:
         """Store the new reports of these jobs' newest runs, in one transaction. With `ask`, blocks that started since

@@ -6,14 +6,13 @@ this job. A run has the nodes and GPUs of all blocks that ran at the time.
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
-from math import inf, prod
+from math import inf
 
 from ones_db import AccountingJob, JobRecord, RunRecord
 from ones_db.reasons import reason
@@ -22,9 +21,6 @@ from ones_db.site import SAME_JOB_S
 from ones_wrapper.protocol.hostlist import expand
 from ones_wrapper.protocol.optin import BadComment, parse_comment
 from slurm_ones.slurm.sacct import AccountingRow
-
-MOST_NODES = 100_000
-"""Largest number of nodes for which a run's node names are kept."""
 
 
 class PastJobs:
@@ -178,18 +174,8 @@ def _shape(nodes: int, gpus: int) -> Shape:
 
 def _hosts(text: str, nodes: int) -> tuple[str, ...]:
     """Return the names of the nodes; empty if `text` does not name exactly `nodes` nodes."""
-    lengths = [sum(_length(piece) for piece in group.split(",")) for group in re.findall(r"\[([^\]]*)\]", text)]
-    if not 0 < nodes <= MOST_NODES or prod(lengths) > MOST_NODES:
-        return ()
     try:
         names = expand(text)
     except ValueError:
         return ()
     return tuple(names) if len(names) == nodes else ()
-
-
-def _length(piece: str) -> int:
-    low, dash, high = piece.partition("-")
-    if not (low.isdigit() and (high.isdigit() or not dash)) or len(piece) > 40:
-        return MOST_NODES
-    return max(int(high) - int(low), 0) + 1 if dash else 1

@@ -295,21 +295,16 @@ class JobDirectories:
     def refusal(self, job: WholeJob, *, read: bool) -> Reason | None:
         """Return the reason against resizing the job; None if it may be resized. Call it once a tick. `read` is True if
         the job's files have been found before."""
-        return self._not_found(job, read) or self._not_reached(job)
-
-    def _not_found(self, job: WholeJob, read: bool) -> Reason | None:
         key = job.job_id, job.restart
         problem = _fault_of_directory(job) if job.running and not read else ""
         self._failed[key] = self._failed.get(key, 0) + 1 if problem else 0
-        return reason("no_files", problem=problem) if self._failed[key] > TICKS else None
-
-    def _not_reached(self, job: WholeJob) -> Reason | None:
-        """Return a reason if the job reads its orders from another spool. A job whose hello names no spool reads the
-        site's."""
+        if self._failed[key] > TICKS:
+            return reason("no_files", problem=problem)
         if self._spool is None or not foreign(job):
             return None
-        hello = self.hello(job)
-        if hello is None or not hello.directory or _same(hello.spool, self._spool):
+        hello, ours = self.hello(job), (os.path.normpath(self._spool), os.path.realpath(self._spool))
+        # A job without a hello, or whose hello names no spool, reads the site's.
+        if hello is None or not hello.directory or (hello.spool and os.path.normpath(hello.spool) in ours):
             return None
         return reason("spool_not_read", spool=str(self._spool))
 
@@ -322,10 +317,6 @@ class JobDirectories:
             if key in self._hellos:
                 return self._hellos[key]
         return None
-
-
-def _same(said: str, spool: Path) -> bool:
-    return bool(said) and os.path.normpath(said) in (os.path.normpath(spool), os.path.realpath(spool))
 
 
 def _fault_of_directory(job: WholeJob) -> str:
