@@ -276,9 +276,9 @@ class Companion:
     def _decide(self, round_: Round, rules: PartitionRules, models: Mapping[int, JobModel]) -> PartitionSchedule:
         cluster = cluster_view(round_, rules)
         jobs = job_views(round_, rules, cluster, models)
-        within = bounds_of(round_, rules, cluster, jobs)
+        caps, sizes = bounds_of(round_, rules, cluster, jobs)
         started = time.monotonic()
-        schedule = decide_within(self._policy(rules.name), cluster, jobs, within, round_.now, self._rng)
+        schedule = decide_within(self._policy(rules.name), cluster, jobs, caps, sizes, round_.now, self._rng)
         views = {job.job_id: job for job in jobs}
         return PartitionSchedule(rules.name, schedule, time.monotonic() - started, views)
 

@@ -13,9 +13,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from ones_db import JobHistory
 from ones_db.reasons import reason
-from slurm_ones.config import GuestSettings, Settings
+from slurm_ones.config import Settings
 from slurm_ones.jobs.elastic import Elastic
 from slurm_ones.policy.contract import Bools, ClusterView, JobView
 from slurm_ones.policy.tables import Tables, build_tables
@@ -35,11 +34,7 @@ def charge_of(elastic: Elastic, settings: Settings, factors: Mapping[str, float]
         return 0.0
     if guests is None or not (elastic.takes_guests and hot(elastic)):
         return 1.0
-    return _of_guests(guests, job.qos, factors) / own
-
-
-def _of_guests(guests: GuestSettings, qos: str, factors: Mapping[str, float]) -> float:
-    return factors.get(guests.qos or qos, 1.0) if guests.charged else 0.0
+    return (factors.get(guests.qos or job.qos, 1.0) if guests.charged else 0.0) / own
 
 
 def factor_of(elastic: Elastic, settings: Settings) -> float:
@@ -57,7 +52,8 @@ def cost_caps(
 ) -> tuple[Cap, ...]:
     """Return a cap for each job that must not have its largest sizes, because they cost too much."""
     charges = {id_: charge_of(job.elastic, settings, factors) for id_, job in jobs.items()}
-    charged = [view for view in views if charges[view.job_id] and _may_grow(view)]
+    may_grow = [v for v in views if v.fixed is None and max(v.limits.gpus, default=0) > v.requested > 0]
+    charged = [view for view in may_grow if charges[view.job_id]]
     if not charged:
         return ()
     most: dict[int, int] = dict.fromkeys((view.job_id for view in charged), 0)
@@ -81,10 +77,6 @@ def cost_caps(
     return tuple(caps)
 
 
-def _may_grow(view: JobView) -> bool:
-    return view.fixed is None and bool(view.limits.gpus) and view.limits.gpus[-1] > view.requested > 0
-
-
 def _with_asked(view: JobView) -> JobView:
     if view.requested in view.limits.gpus:
         return view
@@ -100,7 +92,7 @@ def _affordable(tables: Tables, row: int, job: JobRules, charge: float, factor: 
     if asked >= len(sizes) or sizes[asked] != view.requested or not goodput[asked] > 0.0:
         return np.asarray(allowed, dtype=np.bool_)
     there = goodput[asked]
-    if not _measured(history, view.requested):
+    if all(point.shape.gpus != view.requested for point in (history.throughput if history is not None else ())):
         # The requested size may be better than predicted. So its cost is taken at the lower 20 % bound.
         there *= 1.0 + LOWER * tables.uncertainty[row, asked]
     counted = np.minimum(sizes, view.requested) + charge * np.maximum(sizes - view.requested, 0)
@@ -110,15 +102,7 @@ def _affordable(tables: Tables, row: int, job: JobRules, charge: float, factor: 
     if not left:
         within = each <= factor * base
     else:
-        cost = _spent(history, view.requested, charge) + left * each + counted * view.resize_s
-        within = cost <= factor * (view.samples + left) * base
+        ran = [(shape.gpus, seconds) for shape, seconds in (history.ran if history is not None else ())]
+        spent = sum(s * (min(n, view.requested) + charge * max(n - view.requested, 0)) for n, s in ran)
+        within = spent + left * each + counted * view.resize_s <= factor * (view.samples + left) * base
     return np.asarray(allowed & within, dtype=np.bool_)
-
-
-def _measured(history: JobHistory | None, gpus: int) -> bool:
-    return history is not None and any(point.shape.gpus == gpus for point in history.throughput)
-
-
-def _spent(history: JobHistory | None, asked: int, charge: float) -> float:
-    ran = history.ran if history is not None else ()
-    return sum(seconds * (min(shape.gpus, asked) + charge * max(shape.gpus - asked, 0)) for shape, seconds in ran)

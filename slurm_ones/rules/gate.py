@@ -58,7 +58,7 @@ from slurm_ones.rules.job_rules import (
     too_soon,
 )
 from slurm_ones.rules.quotas import quota_caps
-from slurm_ones.slurm.model import Partition, Quotas, SlurmJob, partition_gpus
+from slurm_ones.slurm.model import Quotas, SlurmJob, partition_gpus
 
 LOOK_S = 60.0
 """Seconds after a resize or a submission by which Slurm has surely scheduled its queue again."""
@@ -295,9 +295,12 @@ class Round:
         """Names of the partitions with elastic jobs."""
         return tuple(sorted({one.partition for one in self.seen.elastic.values()}))
 
-    def full_node(self, partition: Partition) -> tuple[int, bool]:
-        """Return the GPUs of a full node of the partition, and True if Slurm allocates only whole nodes there."""
-        return partition_gpus(partition, self.seen.snapshot, self.settings.whole_node_gpus)
+    def full_node(self, name: str) -> tuple[int, bool]:
+        """Return the GPUs of a full node of the partition, and True if Slurm allocates only whole nodes there. Return 0
+        and False for an unknown partition."""
+        partition = self.seen.snapshot.partitions.get(name)
+        given = self.settings.whole_node_gpus
+        return partition_gpus(partition, self.seen.snapshot, given) if partition is not None else (0, False)
 
     def partition(self, name: str) -> PartitionRules:
         """Return the rules of one partition, for both the policy's views and the plan."""
@@ -320,7 +323,7 @@ class Round:
             caps,
             self.settings.resize,
             Counter(REQUEUE if one.moves is None else BLOCKS for one in self.under_way.values()),
-            *self._nodes_of(name),
+            *self.full_node(name),
             self.split_nodes,
             self.kinds(name),
             later,
@@ -367,9 +370,10 @@ class Round:
         """Return the values of `PartitionRules.free` and `PartitionRules.later` for this partition."""
         later: list[WaitingStart] = []
         free = Ledger.of_partition(self.seen.snapshot, name, self.settings.whole_node_gpus)
+        nodes = self._nodes_of(name)
         for job_id, (target, kind, moves) in self.under_way.items():
             one = self.seen.elastic.get(job_id)
-            if one is None or not self._share_nodes(name, one.partition):
+            if one is None or (one.partition != name and nodes.isdisjoint(self._nodes_of(one.partition))):
                 continue
             only = self.kinds(one.partition).nodes(kind) if kind else None
             if moves is not None:
@@ -385,35 +389,21 @@ class Round:
 
     def kinds(self, name: str) -> Kinds:
         """Return the kinds of GPU in the partition."""
-        kinds = self.seen.snapshot.kinds(name)
+        kinds, nodes = self.seen.snapshot.kinds(name), self._nodes_of(name) & self.seen.snapshot.nodes.keys()
         # If the setting gives GPUs to nodes for which Slurm lists none, their kind is unknown.
-        if name in self.settings.whole_node_gpus and not kinds.keys() >= self._nodes_known(name):
+        if name in self.settings.whole_node_gpus and not kinds.keys() >= nodes:
             kinds = {}
         return Kinds(kinds, self.types_given)
 
-    def _nodes_known(self, name: str) -> set[str]:
+    def _nodes_of(self, name: str) -> frozenset[str]:
         partition = self.seen.snapshot.partitions.get(name)
-        return {*partition.node_names} & self.seen.snapshot.nodes.keys() if partition is not None else set()
-
-    def _nodes_of(self, name: str) -> tuple[int, bool]:
-        partition = self.seen.snapshot.partitions.get(name)
-        return self.full_node(partition) if partition is not None else (0, False)
-
-    def _share_nodes(self, one: str, other: str) -> bool:
-        if one == other:
-            return True
-        partitions = self.seen.snapshot.partitions
-        nodes = [set(partitions[name].node_names) if name in partitions else set() for name in (one, other)]
-        return bool(nodes[0] & nodes[1])
+        return partition.node_set if partition is not None else frozenset()
 
     def _all_gpus(self, name: str) -> int:
         """Return the number of GPUs in the partition; nodes that are down count too."""
-        partition = self.seen.snapshot.partitions.get(name)
-        if partition is None:
-            return 0
-        full, _ = self.full_node(partition)
-        nodes = [self.seen.snapshot.nodes[node] for node in partition.node_names if node in self.seen.snapshot.nodes]
-        return sum(full if name in self.settings.whole_node_gpus else node.gpus for node in nodes)
+        full = self.full_node(name)[0] if name in self.settings.whole_node_gpus else None
+        nodes = self.seen.snapshot.nodes
+        return sum(nodes[node].gpus if full is None else full for node in self._nodes_of(name) & nodes.keys())
 
     def against_shrinking(self, elastic: Elastic) -> Reason | None:
         """Return the reason why the job may not give GPUs back now; None if it may. The reasons are those against any
@@ -439,7 +429,9 @@ class Round:
         guests = self._guests(elastic)
         staying = {back.shape.gpus: back.tasks} if back is not None else None
         if staying is None:
-            staying = staying_at(blocks, self._nodes_of(elastic.partition)[0], leaving, guests or ())
+            staying = staying_at(blocks, self.full_node(elastic.partition)[0], leaving, guests or ())
+        in_vain = history.changes_without_effect if history is not None else 0
+        dwell_s = pack_dwell_s(self._dwell_s(elastic, history), in_vain)
         return replace(
             rules,
             prepared=job_id in self.held,
@@ -449,7 +441,7 @@ class Round:
             going=leaving,
             renewal=self._renewal(elastic, history, could_join) if back is None else None,
             staying=staying,
-            settled=self.now >= self._settled_at(elastic, history),
+            settled=self.now >= rested_at(elastic.job, history, dwell_s),
             guests=guests,
         )
 
@@ -512,11 +504,6 @@ class Round:
         if hot(elastic):
             return switch_dwell_s(self.switches.get(elastic.job.job_id, 0.0), settings)
         return requeue_dwell_s(history, settings)
-
-    def _settled_at(self, elastic: Elastic, history: JobHistory | None) -> float:
-        in_vain = history.changes_without_effect if history is not None else 0
-        dwell_s = pack_dwell_s(self._dwell_s(elastic, history), in_vain)
-        return rested_at(elastic.job, history, dwell_s)
 
     def _resting(self, elastic: Elastic, history: JobHistory | None, *, at_once: bool = False) -> Reason | None:
         """Return the reason why the job may not be resized now; None if it may. Reasons that make it untouchable are

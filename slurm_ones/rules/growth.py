@@ -32,7 +32,7 @@ from ones_db import JobHistory
 from ones_db.reasons import reason
 from ones_db.shape import PARKED, Shape
 from slurm_ones.jobs.elastic import Elastic
-from slurm_ones.policy.contract import ClusterView, Limits, NodeView
+from slurm_ones.policy.contract import ClusterView, NodeView
 from slurm_ones.policy.ledger import Resources
 from slurm_ones.policy.shapes import shape_of, takes
 from slurm_ones.rules.blocks import RunningBlock, hot, task_of, training
@@ -144,7 +144,8 @@ class Grown(NamedTuple):
         """Tell whether the job could train on if these pieces were given back."""
         if not self.blocks:
             return True
-        stay, limits = [block.shape for block in self.stay(gone)], _limits(self.elastic, self.history, site)
+        stay = [block.shape for block in self.stay(gone)]
+        limits = limits_of(self.elastic, site, self.history.spec, self.history)
         gpus = sum(shape.gpus for shape in stay)
         if not takes(limits, gpus) or not self.elastic.allows(gpus):
             return False
@@ -203,7 +204,7 @@ class _Returns:
     def give_idle_back(self, idle: Collection[int]) -> None:
         """Give back all growth of idle jobs."""
         for piece in [piece for piece in self._pieces if piece.job_id in idle]:
-            self._give(piece, {})
+            self._go(None, piece, {})
             self._coming.append(piece)
 
     def serve(self, one: WaitingJob) -> bool:
@@ -273,20 +274,14 @@ class _Returns:
             self._taken.append((name, nodes[name]))
         return True
 
-    def _go(self, one: WaitingJob, piece: Piece, wanted: Mapping[str, int]) -> None:
-        if one.unserved or not piece.guest:
-            self._give(piece, wanted)
-            self._first.setdefault(piece.job_id, one)
-        else:
-            self._pieces.remove(piece)
-            self._free_up(piece, wanted)
-
-    def _give(self, piece: Piece, wanted: Mapping[str, int]) -> None:
-        self._gone.setdefault(piece.job_id, []).append((piece, piece.kept(wanted)))
+    def _go(self, one: WaitingJob | None, piece: Piece, wanted: Mapping[str, int]) -> None:
+        """Free the piece for a pending job, or for none in particular. Slurm preempts a guest by itself, unless the
+        pending job is `unserved`."""
+        if one is None or one.unserved or not piece.guest:
+            self._gone.setdefault(piece.job_id, []).append((piece, piece.kept(wanted)))
+            if one is not None:
+                self._first.setdefault(piece.job_id, one)
         self._pieces.remove(piece)
-        self._free_up(piece, wanted)
-
-    def _free_up(self, piece: Piece, wanted: Mapping[str, int]) -> None:
         for name, given in piece.gives(wanted):
             if name in self._free:
                 self._free[name] = self._free[name].plus(given)
@@ -335,9 +330,9 @@ class _Returns:
         shape = Shape(len(kept), each.pop()) if len(each) == 1 else Shape(1, kept.total())
         if job_id in self._idle:
             why = self._unused(self._idle[job_id], shape.gpus, before)
-            return GivenBack(shape, dict(kept), tuple(block.task for block in blocks), why)
-        first = self._first[job_id]
-        why = reason("growth_returns", before=before, gpus=shape.gpus, job=first.job.job_id, what=first.what)
+        else:
+            first = self._first[job_id]
+            why = reason("growth_returns", before=before, gpus=shape.gpus, job=first.job.job_id, what=first.what)
         return GivenBack(shape, dict(kept), tuple(block.task for block in blocks), why)
 
 
@@ -514,12 +509,8 @@ def _site(round_: Round, name: str) -> ClusterView:
     partition = round_.seen.snapshot.partitions.get(name)
     if partition is None:
         return ClusterView(())
-    full, whole = round_.full_node(partition)
+    full, whole = round_.full_node(name)
     return ClusterView(tuple(NodeView(node, full) for node in partition.node_names), whole, full)
-
-
-def _limits(one: Elastic, history: JobHistory, site: ClusterView) -> Limits:
-    return limits_of(one, site, history.spec, history)
 
 
 def _blocks(one: Elastic, history: JobHistory, blocks: Sequence[RunningBlock]) -> tuple[Piece, ...]:
@@ -532,7 +523,8 @@ def _blocks(one: Elastic, history: JobHistory, blocks: Sequence[RunningBlock]) -
 
 def _rest(one: Elastic, history: JobHistory, site: ClusterView) -> tuple[Piece, ...]:
     """Return all growth of a plain job as one piece; empty if no smaller shape fits on its nodes."""
-    limits, asked, now = _limits(one, history, site), history.job.requested_shape.gpus, one.shape
+    limits, asked = limits_of(one, site, history.spec, history), history.job.requested_shape.gpus
+    now = one.shape
     sizes = (gpus for gpus in limits.gpus if asked <= gpus < now.gpus and takes(limits, gpus))
     keeps = next((shape for gpus in sizes if (shape := shape_of(site, gpus)) is not None), None)
     if keeps is None or keeps.nodes > len(one.job.node_list) or keeps.gpus_per_node > now.gpus_per_node:

@@ -54,12 +54,6 @@ def size_rules(spec: Spec | None, node_gpus: int) -> tuple[SizeRule, ...]:
     return tuple(_rule(spec, spec.limits, row, node_gpus) for row in spec.limits.sizes)
 
 
-def _sharing(row: SizeLimits, node_gpus: int) -> int:
-    """Return the number of consecutive ranks that must share a node. It is the strategy's group if the job fits on one
-    node, or else the greatest common divisor of the group and a node's GPUs."""
-    return row.together if row.gpus <= node_gpus else math.gcd(row.together, max(node_gpus, 1))
-
-
 def _rule(spec: Spec, limits: StrategyLimits, row: SizeLimits, node_gpus: int) -> SizeRule:
     """Return the rule at one size. In one pass a replica takes the largest batch that the script allows and its memory
     holds; 0 if its memory holds no sample."""
@@ -68,7 +62,9 @@ def _rule(spec: Spec, limits: StrategyLimits, row: SizeLimits, node_gpus: int) -
     fits = row.most_local(limits.memory_bytes)
     local = spec.max_local_batch if fits is None else min(spec.max_local_batch, fits)
     most = min(row.replicas * local * max(spec.max_passes, 1), ANY_BATCH)
-    return SizeRule(row.gpus, row.replicas, most, row.quantum, _sharing(row, node_gpus))
+    # Ranks of a group share a node. On several nodes, groups may be divided into parts that fill nodes equally.
+    together = row.together if row.gpus <= node_gpus else math.gcd(row.together, max(node_gpus, 1))
+    return SizeRule(row.gpus, row.replicas, most, row.quantum, together)
 
 
 def breaks(

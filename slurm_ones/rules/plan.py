@@ -155,7 +155,9 @@ def plan(schedule: Schedule, rules: PartitionRules) -> ResizePlan:
         planner.consider(change)
     # Jobs that keep their GPUs move to fewer nodes if other jobs leave room.
     for change in changes:
-        packs = _gained(change) == 0 and _may_be_packed(jobs[change.job_id], rules)
+        job = jobs[change.job_id]
+        fewest = -(-job.gpus // max(rules.node_gpus, 1))
+        packs = _gained(change) == 0 and job.settled and len(job.elastic.job.node_list) > fewest
         if packs and change.job_id not in planner.outcomes:
             planner.consider(change, pack=True)
     planner.let_wait_small(schedule)
@@ -314,10 +316,6 @@ def _own(change: PlannedChange, rules: PartitionRules) -> dict[str, int]:
 
 def _gained(change: PlannedChange) -> int:
     return change.new.gpus - change.old.gpus
-
-
-def _may_be_packed(job: JobRules, rules: PartitionRules) -> bool:
-    return job.settled and len(job.elastic.job.node_list) > -(-job.gpus // max(rules.node_gpus, 1))
 
 
 def _with_moves(

@@ -56,7 +56,12 @@ def quota_caps(
 ) -> tuple[Cap, ...]:
     """Return the caps on the jobs `here` in a partition. Jobs `there`, in others, count with the GPUs that they are
     about to add."""
-    caps = [cap for job_id, one in here.items() for cap in _of_partition(job_id, one.elastic, snapshot)]
+    caps: list[Cap] = []
+    for job_id, one in here.items():
+        part = snapshot.partitions.get(one.elastic.partition)
+        if part is not None and part.max_nodes and not hot(one.elastic):
+            why = reason("partition_nodes", partition=part.name, nodes=part.max_nodes)
+            caps.append(Cap(part.max_nodes * one.elastic.gpus_per_node, frozenset({job_id}), why, strict=True))
     if not quotas.all:
         return tuple(caps)
     shared: dict[Quota, dict[int, float]] = defaultdict(dict)
@@ -72,13 +77,6 @@ def quota_caps(
         for quota, each in _binding(one, quotas, snapshot) if more > 0 else ():
             about[quota] += math.ceil(each * more)
     return (*caps, *(_shared(quota, needs, here, about[quota]) for quota, needs in shared.items()))
-
-
-def _of_partition(job_id: int, elastic: Elastic, snapshot: Snapshot) -> Iterator[Cap]:
-    part = snapshot.partitions.get(elastic.partition)
-    if part is not None and part.max_nodes and not hot(elastic):
-        why = reason("partition_nodes", partition=part.name, nodes=part.max_nodes)
-        yield Cap(part.max_nodes * elastic.gpus_per_node, frozenset({job_id}), why, strict=True)
 
 
 def _shared(quota: Quota, needs: Mapping[int, float], jobs: Mapping[int, CappedJob], about: int) -> Cap:

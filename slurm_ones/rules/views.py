@@ -6,13 +6,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 
 from ones_db import JobHistory
 from ones_db.reasons import SITE_LIMITS, Reason, alone, reason
-from ones_db.shape import Shape
 from ones_wrapper.protocol import Spec
 from ones_wrapper.protocol.growth import SILENT
 from slurm_ones.jobs.elastic import Elastic
@@ -41,31 +40,24 @@ SAME_S = 1.0
 """Seconds by which two deadlines may differ and still count as the same."""
 
 
-@dataclass(frozen=True)
-class Bounds:
-    """Bounds on a policy's decision, in addition to the jobs' own limits."""
-
-    caps: Sequence[Cap] = ()
-    sizes: Mapping[int, int] = field(default_factory=dict)
-    """GPUs that owners set by hand (`size=`), by job id."""
-
-
 def decide_within(
     policy: Policy,
     cluster: ClusterView,
     jobs: Sequence[JobView],
-    bounds: Bounds,
+    caps: Sequence[Cap],
+    sizes: Mapping[int, int],
     now: float,
     rng: np.random.Generator,
 ) -> Schedule:
-    """Return the policy's schedule cut to the caps. It is unchanged if no cap binds.
+    """Return the policy's schedule cut to the caps. It is unchanged if no cap binds. `sizes` are the GPUs that owners
+    set by hand (`size=`), by job id.
 
     The function is pure, like the policy. `Schedule.refused` has the jobs that got less because of a limit.
     """
-    within = narrowed(jobs, bounds.caps)
-    views = with_sizes(cluster, within, bounds.sizes, bounds.caps)
-    schedule = capped(cluster, views, policy.decide(cluster, views, now, rng), bounds.caps)
-    schedule = _explained(schedule, jobs, within, bounds.caps)
+    within = narrowed(jobs, caps)
+    views = with_sizes(cluster, within, sizes, caps)
+    schedule = capped(cluster, views, policy.decide(cluster, views, now, rng), caps)
+    schedule = _explained(schedule, jobs, within, caps)
     if len(jobs) == 1:
         schedule = replace(schedule, reasons={job_id: alone(why) for job_id, why in schedule.reasons.items()})
     limited = {job.job_id: job.fixed for job in jobs if job.fixed and job.fixed.code in SITE_LIMITS}
@@ -100,7 +92,7 @@ def cluster_view(round_: Round, rules: PartitionRules) -> ClusterView:
     part = snapshot.partitions.get(rules.name)
     if part is None:
         return ClusterView(())
-    full, whole = round_.full_node(part)
+    full, whole = round_.full_node(rules.name)
     held: Counter[str] = Counter()
     for job_id, one in elastic.items():
         if one.weighed:
@@ -125,12 +117,13 @@ def cluster_view(round_: Round, rules: PartitionRules) -> ClusterView:
     )
 
 
-def bounds_of(round_: Round, rules: PartitionRules, cluster: ClusterView, views: Sequence[JobView]) -> Bounds:
+def bounds_of(
+    round_: Round, rules: PartitionRules, cluster: ClusterView, views: Sequence[JobView]
+) -> tuple[tuple[Cap, ...], dict[int, int]]:
     """Return the bounds of a decision in this partition: caps, also those on the cost of growth, and sizes set by
     hand."""
     caps = cost_caps(cluster, views, rules.jobs, round_.settings, round_.quotas.usage_factors)
-    asked = {id_: job.asked for id_, job in rules.jobs.items() if job.asked is not None}
-    return Bounds((*rules.caps, *caps), asked)
+    return (*rules.caps, *caps), {id_: job.asked for id_, job in rules.jobs.items() if job.asked is not None}
 
 
 def job_models(round_: Round, learner: Learner) -> dict[int, JobModel]:
@@ -159,7 +152,9 @@ def job_views(
             continue
         known = models[job_id]
         limits = limits_of(job.elastic, cluster, known.spec, job.history)
-        fixed = job.fixed or _nowhere(limits)
+        fixed = job.fixed
+        if not fixed and limits.rules and not limits.gpus:
+            fixed = reason("strategy_nowhere", strategy=limits.strategy, counts=counts(limits.rules))
         view = _view(job.elastic, limits, job.history, known, fixed, round_.now, rules.kinds.held(job.elastic))
         if job.given_back is not None:
             views.append(_dated(_smaller_for_others(view, job.given_back), job, round_))
@@ -305,29 +300,13 @@ def limits_of(elastic: Elastic, cluster: ClusterView, spec: Spec | None, history
                 most = max(least, min(most, max(base, batch or 0)))
     else:
         least = most = base
-    if rules:
-        every = Limits((), least, most, _most_per_gpu(spec), _quantum(spec), rules)
-        gpus = tuple(n for n in strategy_counts(cluster, rules, low, high) if takes(every, n) and elastic.allows(n))
     name = spec.limits.strategy if spec is not None and spec.limits is not None else ""
-    return Limits(gpus, least, most, _most_per_gpu(spec), _quantum(spec), rules, name)
-
-
-def _nowhere(limits: Limits) -> Reason | None:
-    """Return the reason to leave the job as it is if no size of this cluster suits its strategy; None if one does."""
-    if limits.gpus or not limits.rules:
-        return None
-    return reason("strategy_nowhere", strategy=limits.strategy, counts=counts(limits.rules))
-
-
-def _quantum(spec: Spec | None) -> int:
-    return 1 if spec is None else max(1, min(spec.multiple_of, ANY_BATCH))
-
-
-def _most_per_gpu(spec: Spec | None) -> int:
-    """Return the largest number of samples per GPU and step, with as many accumulation steps as the wrapper allows."""
-    if spec is None:
-        return ANY_BATCH
-    return max(1, min(spec.max_local_batch * spec.max_passes, ANY_BATCH))
+    each = spec.max_local_batch * spec.max_passes if spec is not None else ANY_BATCH
+    quantum = max(1, min(spec.multiple_of, ANY_BATCH)) if spec is not None else 1
+    limits = Limits((), least, most, max(1, min(each, ANY_BATCH)), quantum, rules, name)
+    if rules:
+        gpus = tuple(n for n in strategy_counts(cluster, rules, low, high) if takes(limits, n) and elastic.allows(n))
+    return replace(limits, gpus=gpus)
 
 
 def _view(
@@ -342,14 +321,14 @@ def _view(
     """Return the job as the policy gets it. `held` is the kind of the GPUs that it holds."""
     job, spec = elastic.job, known.spec
     base = spec.base_batch if spec is not None else limits.min_batch
-    view = JobView(
+    return JobView(
         job_id=job.job_id,
-        submitted=job.submit_time,
-        requested=elastic.shape.gpus,
-        requested_batch=base,
+        submitted=history.job.submit_time if history is not None else job.submit_time,
+        requested=history.job.requested_shape.gpus if history is not None else elastic.shape.gpus,
+        requested_batch=(history.first_batch if history is not None else None) or base,
         shape=elastic.shape if job.running else None,
         nodes=elastic.holdings,
-        batch=base,
+        batch=(history.batch if history is not None else None) or base,
         base_batch=base,
         limits=limits,
         model=known.on.get(held, known.throughput),
@@ -358,28 +337,16 @@ def _view(
         samples=known.samples,
         # If the length of an epoch is unknown, the samples seen so far are used.
         dataset=known.dataset or (int(history.samples) if history is not None else 0),
-        epochs=0,
-        epochs_since_change=0,
-        running_s=0.0,
+        epochs=len(history.epochs) if history is not None else 0,
+        epochs_since_change=history.epochs_since_change if history is not None else 0,
+        running_s=history.running_s(now) if history is not None else 0.0,
+        resizes=history.resizes if history is not None else 0,
         resize_s=known.resize_s,
         shrink_s=known.shrink_s,
         prepare_s=known.prepare_s,
         losses=known.losses,
         fixed=fixed,
         on=known.on,
-    )
-    if history is None:
-        return view
-    return replace(
-        view,
-        submitted=history.job.submit_time,
-        requested=history.job.requested_shape.gpus,
-        requested_batch=history.first_batch or base,
-        batch=history.batch or base,
-        epochs=len(history.epochs),
-        epochs_since_change=history.epochs_since_change,
-        running_s=history.running_s(now),
-        resizes=history.resizes,
     )
 
 
@@ -420,7 +387,8 @@ def _with_size(cluster: ClusterView, job: JobView, gpus: int, jobs: Mapping[int,
     if (cap := use.hindering(job.job_id, gpus, entitled(job))) is not None:
         return replace(job, fixed=cap.reason)
     others = [other for other in jobs.values() if other.job_id != job.job_id]
-    nodes = (job.smaller or {}).get(gpus) or _room(part, others, shape)
+    room = Ledger.of_cluster(part, others).nodes_for(shape) or ()
+    nodes = (job.smaller or {}).get(gpus) or dict.fromkeys(room, shape.gpus_per_node)
     if not nodes:
         return replace(job, fixed=reason("size_waits", gpus=gpus))
     least, most = least_and_most(job.limits, gpus)
@@ -435,9 +403,3 @@ def _not_possible(job: JobView, gpus: int) -> Reason:
     if limits.rules and not limits.at(gpus).most:
         return reason("strategy_size", strategy=limits.strategy, counts=counts(limits.rules), gpus=gpus)
     return reason("size_not_possible", gpus=gpus)
-
-
-def _room(cluster: ClusterView, others: Sequence[JobView], shape: Shape) -> dict[str, int]:
-    """Return the nodes on which the shape has room in addition to the other jobs, with its GPUs on each; empty without
-    room."""
-    return dict.fromkeys(Ledger.of_cluster(cluster, others).nodes_for(shape) or (), shape.gpus_per_node)

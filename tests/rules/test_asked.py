@@ -13,7 +13,7 @@ from ones_db.shape import Shape
 from slurm_ones.policies import POLICIES
 from slurm_ones.policy.contract import NodeView
 from slurm_ones.rules.caps import Cap
-from slurm_ones.rules.views import Bounds, decide_within, with_sizes
+from slurm_ones.rules.views import decide_within, with_sizes
 from slurm_ones.testing.policies import check, seeded
 from slurm_ones.testing.rounds import Power, Round, cluster, job, rounds
 from tests.marks import examples
@@ -72,7 +72,7 @@ def test_every_policy_decides_around_it(name: str, drawn: Round, data: st.DataOb
     """Whatever it is: the schedule can be had, and who asks for a size gets it or stays."""
     view, jobs = drawn
     sizes = {one.job_id: data.draw(st.sampled_from((1, 2, 3, 4, 8))) for one in jobs if data.draw(st.booleans())}
-    schedule = decide_within(short(name), view, jobs, Bounds(sizes=sizes), 0.0, seeded())
+    schedule = decide_within(short(name), view, jobs, (), sizes, 0.0, seeded())
     check(view, jobs, schedule)
     for one in jobs:
         if one.job_id in sizes and one.shape is not None and one.job_id in schedule.allocations:

@@ -14,7 +14,7 @@ from ones_db.shape import Shape
 from slurm_ones.policies import POLICIES, make_policy
 from slurm_ones.policy.contract import Allocation, JobView, Schedule
 from slurm_ones.rules.caps import Cap, capped, entitled, narrowed
-from slurm_ones.rules.views import Bounds, decide_within
+from slurm_ones.rules.views import decide_within
 from slurm_ones.testing.policies import check, seeded
 from slurm_ones.testing.rounds import Round, cluster, job, rounds
 from tests.rivals.test_contract import short
@@ -55,7 +55,7 @@ def capped_rounds(draw: st.DrawFn) -> tuple[Round, list[Cap]]:
 def test_caps_hold_whatever_the_policy_wants(name: str, drawn: tuple[Round, list[Cap]], seed: int) -> None:
     """And the schedule is still one that can be had."""
     (view, jobs), caps = drawn
-    schedule = decide_within(short(name), view, jobs, Bounds(caps=caps), 0.0, seeded(seed))
+    schedule = decide_within(short(name), view, jobs, caps, {}, 0.0, seeded(seed))
     check(view, jobs, schedule)
     keeps(schedule, jobs, caps)
 

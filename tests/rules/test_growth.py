@@ -472,7 +472,7 @@ def test_policies_decide_without_it_and_plans_give_it_back(policy: str) -> None:
         cluster = cluster_view(round_, rules)
         assert cluster.gpus == 12
         jobs = job_views(round_, rules, cluster, job_models(round_, Learner(seed=0)))
-        schedule = decide_within(made, cluster, jobs, bounds_of(round_, rules, cluster, jobs), NOW, seeded())
+        schedule = decide_within(made, cluster, jobs, *bounds_of(round_, rules, cluster, jobs), NOW, seeded())
         assert schedule.reasons[1].code == "growth_returns" and schedule.allocations[1].shape == Shape(3, 4)
         return PartitionSchedule(rules.name, schedule, 0.0)
 

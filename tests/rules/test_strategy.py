@@ -21,7 +21,7 @@ from slurm_ones.policy.shapes import least_and_most
 from slurm_ones.rules.caps import Cap
 from slurm_ones.rules.job_rules import breaks, parts, size_rules
 from slurm_ones.rules.plan import plan
-from slurm_ones.rules.views import Bounds, cluster_view, decide_within, job_models, job_views, limits_of
+from slurm_ones.rules.views import cluster_view, decide_within, job_models, job_views, limits_of
 from slurm_ones.testing.policies import check, seeded
 from slurm_ones.testing.rounds import Round, job, rounds
 from slurm_ones.text import described
@@ -142,7 +142,7 @@ def test_a_job_whose_strategy_has_no_place_here_keeps_its_size() -> None:
 def test_an_owner_who_asks_for_another_size_is_told() -> None:
     """By hand too, a strategy's sizes hold."""
     (view,) = _views(_round(RING, "ones: gpus=1-16 size=3"))
-    found = decide_within(make_policy("ees"), CLUSTER, [view], Bounds(sizes={1: 3}), NOW, np.random.default_rng(0))
+    found = decide_within(make_policy("ees"), CLUSTER, [view], (), {1: 3}, NOW, np.random.default_rng(0))
     assert str(found.reasons[1]) == "ring runs on 2, 4, 6, 8 or 16 GPUs: 3 cannot be used"
 
 
@@ -187,7 +187,7 @@ def test_rules_keep_strategies_too(drawn: Round, data: st.DataObject) -> None:
     ids = [one.job_id for one in jobs]
     asked = {id_: data.draw(st.integers(1, 8)) for id_ in ids if data.draw(st.booleans())}
     caps = (Cap(data.draw(st.integers(0, 16)), frozenset(ids), reason("user_cap", user="a", gpus=4, setting="x")),)
-    found = decide_within(make_policy("ees"), view, jobs, Bounds(caps, asked), 0.0, seeded())
+    found = decide_within(make_policy("ees"), view, jobs, caps, asked, 0.0, seeded())
     for one in jobs:
         got = found.allocations.get(one.job_id)
         if got is None or not one.limits.rules or (got.shape, got.batch) == (one.shape, one.batch):
