@@ -152,11 +152,13 @@ def _compared(runs: Sequence[_Run], noise: Mapping[str, float]) -> list[_Compari
     for name in sorted(frozenset(name for run in runs for name in run.names)):
         elsewhere = [run.log for run in runs if name not in run.names]
         here = [run for run in runs if name in run.names] if elsewhere else []
-        for voter, mine in _by_voter(here).items():
+        for voter in dict.fromkeys(run.voter for run in here):
+            mine = [run for run in here if run.voter == voter]
             slower = statistics.median(run.log for run in mine) - statistics.median(elsewhere)
+            slower = min(max(slower, math.log(SLOWEST)), -math.log(SLOWEST))
             weight = sum(1.0 / len(run.names) for run in mine)
             variance = each * (1.0 / weight + 1.0 / len(elsewhere))
-            found.append(_Comparison(name, voter, _bounded(slower), variance, mine))
+            found.append(_Comparison(name, voter, slower, variance, mine))
     return found
 
 
@@ -165,17 +167,6 @@ def _slow_by(comparisons: Iterable[Sequence[_Comparison]]) -> list[SlowNode]:
     for one in chain.from_iterable(comparisons):
         votes[one.name][one.voter].append(one)
     return [node for name, by_voter in votes.items() if (node := _judged(name, by_voter)) is not None]
-
-
-def _by_voter(runs: Iterable[_Run]) -> dict[Hashable, list[_Run]]:
-    found: dict[Hashable, list[_Run]] = defaultdict(list)
-    for run in runs:
-        found[run.voter].append(run)
-    return found
-
-
-def _bounded(log: float) -> float:
-    return min(max(log, math.log(SLOWEST)), -math.log(SLOWEST))
 
 
 def _judged(name: str, votes: Mapping[Hashable, Sequence[_Comparison]]) -> SlowNode | None:

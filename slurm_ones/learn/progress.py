@@ -235,11 +235,6 @@ class BetaProgress:
             self._network = _fitted(moments, seed)
             self._concentration = _concentration(moments, seed) if self.jobs >= 2 * ENOUGH else 1.0
 
-    @property
-    def fitted(self) -> bool:
-        """True if β comes from the network; False if it comes from the declaration or a default."""
-        return self._network is not None
-
     def progress(self, now: TrainingState, declared_epochs: float = 0.0) -> Progress:
         """Return the present distribution of a job's ρ. `declared_epochs` is 0 without a declaration."""
         done = _done(now)

@@ -327,7 +327,6 @@ class Fit:
 
     points: Points
     reference: float
-    prior: Prior
     parameters: Floats
     """(7,) most likely parameters."""
     covariance: Floats
@@ -358,7 +357,8 @@ def fit_all(jobs: Sequence[tuple[Points, float, Prior]]) -> list[Fit]:
     every = [points for points, _, _ in jobs]
     most = max(len(points.count) for points in every)
     if most == 0:
-        return [_unmeasured(*job) for job in jobs]
+        unfitted = np.zeros(0), np.zeros((0, PARAMETERS)), np.zeros((0, 0))
+        return [Fit(points, base, prior.mean, prior.covariance, *unfitted) for points, base, prior in jobs]
     # Padding has weight 0.
     at = Sizes.together([points.at for points in every], padded)
     measured = padded([points.log_step for points in every], 0.0)
@@ -377,8 +377,8 @@ def fit_all(jobs: Sequence[tuple[Points, float, Prior]]) -> list[Fit]:
     posterior = np.linalg.inv(hessian)
     misfit = np.einsum("jpq,jq->jp", weights, measured - found)
     return [
-        Fit(points, base, prior, parameters[j], posterior[j], misfit[j, :n], slopes[j, :n], weights[j, :n, :n])
-        for j, (points, base, prior) in enumerate(jobs)
+        Fit(points, base, parameters[j], posterior[j], misfit[j, :n], slopes[j, :n], weights[j, :n, :n])
+        for j, (points, base, _) in enumerate(jobs)
         for n in (len(points.count),)
     ]
 
@@ -418,8 +418,3 @@ def _search(mean: Floats, precision: Floats, at: Sizes, reference: Floats, measu
         if gained < 1e-4 and (better | (damping > 1e3)).all():
             break
     return parameters
-
-
-def _unmeasured(points: Points, reference: float, prior: Prior) -> Fit:
-    unfitted = np.zeros(0), np.zeros((0, PARAMETERS)), np.zeros((0, 0))
-    return Fit(points, reference, prior, prior.mean, prior.covariance, *unfitted)

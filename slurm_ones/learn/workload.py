@@ -130,7 +130,7 @@ HOUR_EVENTS = 2.0
 """Weight of the partition's overall rate as the prior of each hour of the day, as a number of preemptions."""
 KNOWN_S = 14 * 86400.0
 """Age, in seconds, beyond which observed guests no longer count."""
-HOUR_S, HOURS = 3600.0, 24
+HOURS = 24
 
 
 class GuestLives:
