@@ -200,12 +200,9 @@ def _batches(app: Application) -> Ints:
 
 
 def _blocks(batches: Ints) -> Ints:
-    edges = np.unique(np.ceil(np.geomspace(batches[0], batches[-1] + 1, _count(batches))).astype(np.int64))
+    count = max(math.ceil(math.log((batches[-1] + 1) / batches[0]) / math.log(BLOCK)), 2)
+    edges = np.unique(np.ceil(np.geomspace(batches[0], batches[-1] + 1, count)).astype(np.int64))
     return np.unique(np.searchsorted(batches, edges[edges <= batches[-1]]))
-
-
-def _count(batches: Ints) -> int:
-    return max(math.ceil(math.log((batches[-1] + 1) / batches[0]) / math.log(BLOCK)), 2)
 
 
 def _best(

@@ -122,13 +122,16 @@ def decide_deadlines(
     due = [j for j, job in enumerate(jobs) if job.deadline is not None and job.deadline == job.deadline]
     if not due:
         return nothing
-    least = np.where(tables.current > 0, _smallest(rate, tables.sizes), 0)
+    can = rate > 0
+    least = np.where((tables.current > 0) & can.any(axis=1), tables.sizes[can.argmax(axis=1)], 0)
     curves = {j: _curve(tables, j, rate[j], sure, now, int(least[j])) for j in due}
     timeline = _timeline(tables, rate, least, curves, gpus, now, reserved)
     promised = [j for j in due if jobs[j].promised]
     shares = filled(timeline, [curves[j] for j in promised])
     promises: dict[int, Promise] = {}
-    for j in _considered(jobs, due, known):
+    open_ = [j for j in due if not jobs[j].promised and (known is None or known[j])]
+    open_.sort(key=lambda j: (jobs[j].promised is not None, jobs[j].submitted, jobs[j].job_id))
+    for j in open_[:CONSIDERED]:
         found = _promise(timeline, [curves[p] for p in promised], shares, curves[j])
         if found.given or jobs[j].promised is None:
             promises[jobs[j].job_id] = found
@@ -180,11 +183,6 @@ def pause_s(job: JobView) -> float:
     return within(job.resize_s, 0.0, LONGEST) + within(job.prepare_s, 0.0, LONGEST)
 
 
-def _smallest(rate: Floats, sizes: Ints) -> Ints:
-    can = rate > 0
-    return np.where(can.any(axis=1), sizes[can.argmax(axis=1)], 0)
-
-
 def _curve(tables: Tables, j: int, rate: Floats, sure: float, now: float, least: int) -> SpeedCurve:
     job = tables.jobs[j]
     due = within((job.deadline or 0.0) - now, 0.0, LONGEST)
@@ -234,11 +232,6 @@ def _timeline(
     for running_job, end in ends.items():
         timeline = timeline.less(timeline.held(int(least[running_job]), end))
     return timeline
-
-
-def _considered(jobs: Sequence[JobView], due: Sequence[int], known: Bools | None) -> list[int]:
-    open_ = [j for j in due if not jobs[j].promised and (known is None or known[j])]
-    return sorted(open_, key=lambda j: (jobs[j].promised is not None, jobs[j].submitted, jobs[j].job_id))[:CONSIDERED]
 
 
 def _promise(

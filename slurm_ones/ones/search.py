@@ -35,7 +35,6 @@ from slurm_ones.policy.contract import (
     Ints,
     JobView,
     Schedule,
-    ThroughputModel,
     Weighed,
     check_options,
 )
@@ -43,6 +42,7 @@ from slurm_ones.policy.shapes import shape_of
 from slurm_ones.policy.tables import Tables, build_tables, predict_each, within
 
 LEAST = {"population": 2, "leap": 1.0, "horizon_s": 1.0, "horizon_share": 0.01, "fair_bound": 0.0}
+MOST = {"mutation": 1.0, "sure": 1.0}
 
 
 @dataclass(frozen=True)
@@ -110,9 +110,7 @@ class OnesOptions:
     """True to choose each job's kind of GPU, if there are several; False to treat all GPUs as alike."""
 
     def __post_init__(self) -> None:
-        check_options(self, LEAST)
-        if self.sure > 1:
-            raise ValueError(f"sure: {self.sure!r} must be a probability between 0 and 1")
+        check_options(self, LEAST, MOST)
 
 
 LARGEST = 1e15
@@ -177,13 +175,16 @@ class Search:
         shapes = _placed(cluster, running, [mobile[j] for j in np.argsort(-worth, kind="stable")], wanted)
         allocations = {job.job_id: Allocation(job.shape, job.batch) for job in running if job.shape is not None}
         column = {int(size): u for u, size in enumerate(tables.sizes)}
+        said, reasons = dict[int, Reason](), dict(fixed)
+        for term in self.terms:
+            said = {**term.reasons(priced, columns), **said}  # if several rules decided, the first gives the reason
         for j, job in enumerate(mobile):
             if job.job_id in shapes:
                 shape = shapes[job.job_id]
                 allocations[job.job_id] = Allocation(shape, int(tables.batch[j, column[shape.gpus]]))
-        said = self._said(priced, columns)
+            got, why = allocations.get(job.job_id), said.get(job.job_id)
+            reasons[job.job_id] = _reason(job, tables.goodput[j], column, wanted[job.job_id], got, choices.gpus, why)
         parked = frozenset(job.job_id for job in mobile if job.shape is not None and job.job_id not in allocations)
-        reasons = _reasons(jobs, fixed, tables, wanted, allocations, choices.gpus, said)
         weighed = weighed_sizes([cluster], tables, choices)
         promises = {job_id: one for term in self.terms for job_id, one in term.promises().items()}
         gains = _gains(tables, choices, columns)
@@ -202,7 +203,8 @@ class Search:
         included."""
         views = [self._reach.reachable(job, self.most) for job in mobile]
         if not self.options.placement:
-            views = [replace(job, model=_OneNode(job.model)) for job in views]
+            one_node = dict.fromkeys(range(cluster.gpus + 1), 1)
+            views = [replace(job, nodes_at=one_node) for job in views]
         if not self.options.borrowed:
             views = [replace(job, borrows=None) for job in views]
         if self._leaves is not None:
@@ -247,14 +249,6 @@ class Search:
         for term in self.terms:
             worth = term.worth(at, worth)
         return Choices(at.tables.sizes, np.where(may, worth, -np.inf), at.tables.current, at.nodes.gpus)
-
-    def _said(self, at: Priced, columns: Ints) -> dict[int, Reason]:
-        """Return the reason for each job's column, by job id. If several rules decided it, the first of them gives the
-        reason."""
-        found: dict[int, Reason] = {}
-        for term in self.terms:
-            found = {**term.reasons(at, columns), **found}
-        return found
 
     def _remaining(self, job: JobView, rng: np.random.Generator) -> float:
         epochs = within(job.progress.beta, 0.01, LARGEST)
@@ -315,19 +309,6 @@ class Search:
         return np.where(np.isfinite(choices.worth[rows, columns]), columns, choices.current)
 
 
-class _OneNode:
-    """Throughput model that predicts each size as if its GPUs were on one node."""
-
-    def __init__(self, model: ThroughputModel) -> None:
-        self._model = model
-
-    def throughput(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
-        return self._model.throughput(np.ones_like(nodes), gpus, batches)
-
-    def uncertainty(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
-        return self._model.uncertainty(np.ones_like(nodes), gpus, batches)
-
-
 def _steady(cluster: ClusterView, tables: Tables) -> Tables:
     """Return the tables with a running job's present batch at its present size, if this batch is nearly as good as the
     best. Otherwise batches would change in every decision."""
@@ -374,30 +355,6 @@ WEIGHED = 3
 """Number of sizes that a schedule lists for each job."""
 
 
-def _reasons(
-    jobs: Sequence[JobView],
-    fixed: Mapping[int, Reason],
-    tables: Tables,
-    wanted: Mapping[int, int],
-    allocations: Mapping[int, Allocation],
-    free: int,
-    said: Mapping[int, Reason],
-) -> dict[int, Reason]:
-    """Return the reason for each job. `wanted` are the GPUs in the best candidate, `free` the total GPUs of the jobs
-    that may change. `said` are reasons that the objective's rules gave, by job id."""
-    row = {job.job_id: j for j, job in enumerate(tables.jobs)}
-    column = {int(size): u for u, size in enumerate(tables.sizes)}
-    found = dict(fixed)
-    for job in jobs:
-        if job.job_id not in fixed:
-            goodput = tables.goodput[row[job.job_id]]
-            why = said.get(job.job_id)
-            found[job.job_id] = _reason(
-                job, goodput, column, wanted[job.job_id], allocations.get(job.job_id), free, why
-            )
-    return found
-
-
 def weighed_sizes(parts: Sequence[ClusterView], tables: Tables, choices: Choices) -> dict[int, tuple[Weighed, ...]]:
     """Return the sizes of highest worth for each job that may change, best first. `parts` are the clusters of each
     kind."""
@@ -440,7 +397,8 @@ def _reason(
     said: Reason | None,
 ) -> Reason:
     """Return the reason for the job's allocation `got`. `goodput` (U,) is 0 at a size that the job may not have.
-    `column` maps a size to its index. `said` is the reason of a rule, if one decided."""
+    `column` maps a size to its index. `wanted` are the GPUs in the best candidate, `free` the total GPUs of the jobs
+    that may change. `said` is the reason of a rule, if one decided."""
     gpus, before = got.shape.gpus if got else 0, job.shape.gpus if job.shape else 0
     if not goodput.any():
         return said or fits_nowhere(job)

@@ -141,7 +141,8 @@ class Changes(Term):
         ready, pause = seconds_of(len(at.tables.sizes), current, grow, shrink, prepare)
         # If no job has come or gone for some time, none is expected for as long again.
         horizon = max(self.horizon_s, at.quiet_s)
-        tenure = np.array([_tenure(job) for job in jobs])
+        # The mean time for which each job has kept a size. Its present size counts as if it ended now.
+        tenure = np.array([within(job.running_s, 0.0, LARGEST_S) / max(job.resizes, 1) for job in jobs])
         # A job that has run for a short time may soon be changed again. If changing back costs next to nothing, this
         # does not matter.
         tenure = np.where(shrink <= CHEAP * self.horizon_s, np.maximum(tenure, self.horizon_s), tenure)
@@ -181,12 +182,6 @@ def less_costs(worth: Floats, current: Ints, costs: ChangeCosts) -> Floats:
     old = worth[np.arange(len(worth)), current][:, None]
     changed = worth * (1.0 - begins / lasts) + old * costs.ready_s / lasts
     return np.where((held > 0) & (np.arange(worth.shape[1]) != held), changed, worth)
-
-
-def _tenure(job: JobView) -> float:
-    """Return the mean time, in seconds, for which the job has kept a size. Its present size counts as if it ended
-    now."""
-    return within(job.running_s, 0.0, LARGEST_S) / max(job.resizes, 1)
 
 
 class Guests(NamedTuple):

@@ -57,7 +57,8 @@ def worth_of_progress(
         at[some] = best = cost.argmin(axis=2)
         worth[some] = np.take_along_axis(cost, best[:, :, None], axis=2)[:, :, 0]
         demand[some] = sizes[best]
-    today = _clearing(demand.sum(axis=0), gpus)
+    enough: Bools = np.asarray(demand.sum(axis=0) <= gpus)
+    today = int(np.argmax(enough)) if enough.any() else len(PRICES) - 1
     ends = np.full(jobs, np.inf)
     ends[possible] = remaining[possible] / goodput[possible, at[possible, today]]
     if not recursive:
@@ -74,11 +75,6 @@ def worth_of_progress(
         # In column 0 the job waits, which saves nothing.
         owed -= (found[j] * goodput[j] - bill).max(axis=1)
     return found, ends
-
-
-def _clearing(demand: Floats, gpus: float) -> int:
-    enough = np.asarray(demand <= gpus)
-    return int(np.argmax(enough)) if enough.any() else len(demand) - 1
 
 
 STEEPNESS = 2.0
@@ -98,20 +94,14 @@ def fair_weights(
     """
     if bound <= 0 or not len(goodput):
         return np.ones(len(goodput))
-    left, fair = fair_ends(goodput, sizes, done, remaining, gpus)
-    late = (age_s + left) / fair / bound
-    return np.clip(late, 1.0, HEAVIEST ** (1 / STEEPNESS)) ** STEEPNESS
-
-
-def fair_ends(goodput: Floats, sizes: Ints, done: Floats, remaining: Floats, gpus: int) -> tuple[Floats, Floats]:
-    """Return two (J,) arrays of seconds on 1/J of the GPUs: for the remaining work of each job, and for all its
-    work."""
     share = max(gpus // len(goodput), 1)
     can = goodput > 0
     within = can & (sizes <= np.maximum(share, np.where(can, sizes, np.iinfo(np.int64).max).min(axis=1))[:, None])
     rate = np.where(within, goodput, 0.0).max(axis=1)
     rate[rate == 0] = np.inf  # a job without any size waits, whatever its weight
-    return remaining / rate, np.maximum((done + remaining) / rate, 1.0)
+    late = (age_s + remaining / rate) / np.maximum((done + remaining) / rate, 1.0) / bound
+    weight: Floats = np.clip(late, 1.0, HEAVIEST ** (1 / STEEPNESS)) ** STEEPNESS
+    return weight
 
 
 @dataclass(frozen=True)

@@ -46,15 +46,13 @@ def free_after_fixed(cluster: ClusterView, jobs: Sequence[JobView], fixed: Colle
     return free_by_node(cluster, [job for job in jobs if job.job_id in fixed])
 
 
-def place(
-    cluster: ClusterView, jobs: Sequence[JobView], wanted: Mapping[int, int], *, shrink: bool = True
-) -> dict[int, Shape]:
+def place(cluster: ClusterView, jobs: Sequence[JobView], wanted: Mapping[int, int]) -> dict[int, Shape]:
     """Return the shape of each job that gets GPUs, by job id. `wanted` is the number of GPUs that the policy wants for
     each job; `jobs` are in order of precedence.
 
     A job keeps its nodes if it is fixed, if its size stays, or if it can change its size in place. Each other job
-    takes, in order, the size that it wants. With `shrink`, a job without room for this size gets its largest smaller
-    size that has room. A job that gets no size is left out.
+    takes, in order, the size that it wants. A job without room for this size gets its largest smaller size that has
+    room. A job that gets no size is left out.
     """
     by_id = {job.job_id: job for job in jobs}
     found: dict[int, Shape] = {}
@@ -79,28 +77,20 @@ def place(
             budget -= gpus
     # Large shapes come first; small ones fit into what is left.
     for job_id, gpus in sorted(admitted, key=lambda pair: -pair[1]):
-        counts = [gpus]
-        if shrink:
-            own = by_id[job_id].shape  # the job's own GPUs were not kept, and at its present size it would not move
-            before = own.gpus if own is not None else 0
-            limits = by_id[job_id].limits
-            counts += [n for n in sorted(limits.gpus, reverse=True) if n < gpus and n != before and takes(limits, n)]
-        for count in counts:
+        limits, own = by_id[job_id].limits, by_id[job_id].shape
+        before = own.gpus if own is not None else 0  # these GPUs were not kept, and at this size it would not move
+        smaller = (n for n in sorted(limits.gpus, reverse=True) if n < gpus and n != before and takes(limits, n))
+        for count in (gpus, *smaller):
             shape = shape_of(cluster, count)
             if shape is not None and ledger.take(shape):
                 found[job_id] = shape
                 break
     for job in growing:
-        has = job.shape.gpus if job.shape is not None else 0
-        counts = [wanted[job.job_id]]
-        counts += [n for n in reversed(job.limits.gpus) if shrink and has < n < counts[0] and takes(job.limits, n)]
-        fit = next((shape for n in counts if (shape := shape_of(cluster, n)) and ledger.take_any(n - has)), None)
-        if fit is not None:
-            found[job.job_id] = fit
-        elif shrink and job.shape is not None:
-            found[job.job_id] = job.shape
-        else:
-            del found[job.job_id]
+        has, gpus = job.shape.gpus if job.shape is not None else 0, wanted[job.job_id]
+        counts = [gpus, *(n for n in reversed(job.limits.gpus) if has < n < gpus and takes(job.limits, n))]
+        fits = (shape for n in counts if (shape := shape_of(cluster, n)) and ledger.take_any(n - has))
+        if (shape := next(fits, job.shape)) is not None:
+            found[job.job_id] = shape
     return found
 
 
@@ -238,10 +228,15 @@ def allocate_in_order(cluster: ClusterView, jobs: Sequence[JobView], order: Sequ
         if job.job_id in fixed:
             continue
         if job.job_id in chosen:
-            allocations[job.job_id] = wanted[job.job_id]
+            allocations[job.job_id], reasons[job.job_id] = wanted[job.job_id], reason("turn", first=first)
+            continue
+        parked.add(job.job_id)
+        if (got := wanted.get(job.job_id)) is None:
+            reasons[job.job_id] = fits_nowhere(job)
+        elif job.shape is None:
+            reasons[job.job_id] = reason("no_room", gpus=got.shape.gpus)
         else:
-            parked.add(job.job_id)
-        reasons[job.job_id] = _reason_in_order(job, wanted.get(job.job_id), job.job_id in chosen, first)
+            reasons[job.job_id] = reason("interrupted", first=first)
     return Schedule(allocations, reasons, parked=frozenset(parked))
 
 
@@ -291,11 +286,3 @@ def _placed(
             free[nodes] -= gpus
             chosen.add(job.job_id)
     return chosen
-
-
-def _reason_in_order(job: JobView, got: Allocation | None, runs: bool, first: str) -> Reason:
-    if got is None:
-        return fits_nowhere(job)
-    if runs:
-        return reason("turn", first=first)
-    return reason("no_room", gpus=got.shape.gpus) if job.shape is None else reason("interrupted", first=first)

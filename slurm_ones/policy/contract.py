@@ -407,22 +407,17 @@ class Policy(Protocol):
         """Return the schedule that is to hold from now on. `jobs` are all jobs that opted in, waiting and running."""
 
 
-def check_options(options: Any, least: Mapping[str, float]) -> None:
+def check_options(options: Any, least: Mapping[str, float], most: Mapping[str, float]) -> None:
     """Raise ValueError if an option has another type than its default, or a value below its entry in `least` (0 without
-    an entry). The message names the option."""
+    an entry) or above that in `most`. The message names the option."""
     for one in fields(options):
-        value, low = getattr(options, one.name), least.get(one.name, 0)
+        value, low, high = getattr(options, one.name), least.get(one.name, 0), most.get(one.name, math.inf)
         if isinstance(one.default, bool):
             if not isinstance(value, bool):
                 raise ValueError(f"{one.name}: {value!r} must be true or false")
             continue
-        if isinstance(one.default, str):
-            if not isinstance(value, str):
-                raise ValueError(f"{one.name}: {value!r} must be a text")
-            continue
         whole = isinstance(one.default, int)
         right = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
-        if not right or not low <= value < math.inf:
-            raise ValueError(f"{one.name}: {value!r} must be {'a whole' if whole else 'a'} number of at least {low}")
-    if options.mutation > 1:
-        raise ValueError(f"mutation: {options.mutation!r} must be a chance between 0 and 1")
+        if not right or not low <= value <= high or math.isinf(value):
+            bounds = f"from {low} to {high}" if high < math.inf else f"of at least {low}"
+            raise ValueError(f"{one.name}: {value!r} must be {'a whole' if whole else 'a'} number {bounds}")

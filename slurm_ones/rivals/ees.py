@@ -24,7 +24,7 @@ import numpy as np
 
 from ones_db.reasons import reason
 from slurm_ones.policy.build import build_schedule, fixed_jobs, free_after_fixed
-from slurm_ones.policy.contract import ClusterView, Floats, Ints, JobView, Schedule
+from slurm_ones.policy.contract import ClusterView, Floats, Ints, JobView, Schedule, check_options
 from slurm_ones.policy.tables import Tables, build_tables
 
 STICKINESS = 1e-9
@@ -40,8 +40,7 @@ class EesOptions:
     wait for minutes, which means fewer resizes. If a resize costs half a minute, the mean JCT is better with 0."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.interval_s < float("inf"):
-            raise ValueError(f"interval_s: {self.interval_s!r} must be a number of at least 0")
+        check_options(self, {}, {})
 
 
 class Ees:

@@ -415,7 +415,7 @@ class OnesSc21Options:
     deployed."""
 
     def __post_init__(self) -> None:
-        check_options(self, LEAST)
+        check_options(self, LEAST, {"mutation": 1})
 
 
 class OnesSc21:

@@ -25,7 +25,7 @@ import numpy as np
 
 from ones_db.reasons import reason
 from slurm_ones.policy.build import build_schedule, fixed_jobs, free_after_fixed
-from slurm_ones.policy.contract import ClusterView, Floats, JobView, Schedule
+from slurm_ones.policy.contract import ClusterView, Floats, JobView, Schedule, check_options
 from slurm_ones.policy.tables import LONGEST, Tables, build_tables, to_come
 
 Losses = tuple[tuple[float, float], ...]
@@ -110,8 +110,7 @@ class OptimusOptions:
     """True to use the true remaining time, if a simulator gives it."""
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.interval_s) and self.interval_s >= 0):
-            raise ValueError(f"interval_s must be a number of seconds from 0 on, not {self.interval_s}")
+        check_options(self, {}, {})
         if not 0 < self.converged < 1:
             raise ValueError(f"converged must be between 0 and 1, not {self.converged}")
 

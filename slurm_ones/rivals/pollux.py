@@ -37,7 +37,7 @@ import numpy.typing as npt
 
 from ones_db.reasons import reason
 from slurm_ones.policy.build import build_schedule, fixed_jobs, free_after_fixed
-from slurm_ones.policy.contract import Bools, ClusterView, Floats, Ints, JobView, Schedule
+from slurm_ones.policy.contract import Bools, ClusterView, Floats, Ints, JobView, Schedule, check_options
 from slurm_ones.policy.ledger import held_gpus
 from slurm_ones.policy.tables import History, Tables, batch_options, bounded, build_tables, predict, restart_factor
 
@@ -419,12 +419,9 @@ class PolluxOptions:
     """Exponent p of the power mean over jobs: the more negative, the fairer."""
 
     def __post_init__(self) -> None:
-        for name, least in (("population", 2), ("generations", 0)):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < least:
-                raise ValueError(f"{name}: {value!r} must be a whole number of at least {least}")
-        if not -100 <= self.power <= 1 or self.power == 0:
-            raise ValueError(f"power: {self.power!r} must be a number from -100 to 1, and not 0")
+        check_options(self, {"population": 2, "power": -100}, {"power": 1})
+        if self.power == 0:
+            raise ValueError("power: 0 has no mean; it must be a number from -100 to 1, and not 0")
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ import scipy
 
 from ones_db.reasons import Reason, reason
 from slurm_ones.policy.build import build_by_kind, fixed_jobs, mobile_jobs
-from slurm_ones.policy.contract import ClusterView, Floats, Ints, JobView, Schedule
+from slurm_ones.policy.contract import ClusterView, Floats, Ints, JobView, Schedule, check_options
 from slurm_ones.policy.ledger import free_by_node
 from slurm_ones.policy.tables import History, Tables, bounded, build_tables, restart_factor, side_by_side
 
@@ -57,12 +57,9 @@ class SiaOptions:
     """Seconds after which the solver stops and its best solution is used. The reasons then mention the gap."""
 
     def __post_init__(self) -> None:
-        if not -100 <= self.power < 0:
+        check_options(self, {"power": -100}, {})
+        if not self.power < 0:
             raise ValueError(f"power: {self.power!r} must be a number from -100 to below 0")
-        for name in ("left_out", "gap", "time_limit_s"):
-            value = getattr(self, name)
-            if not 0 <= value < float("inf"):
-                raise ValueError(f"{name}: {value!r} must be a number of at least 0")
 
 
 class Sia:

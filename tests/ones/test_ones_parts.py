@@ -244,8 +244,9 @@ def test_unplaced_is_zero_where_there_is_room_for_all(drawn_round: Round, seed: 
             assert gpus_missing >= sum(wanted.values()) - nodes.gpus
             continue
         wanted |= {job.job_id: job.shape.gpus for job in taken if job.shape is not None}
-        shapes = place(view, [*taken, *mobile], wanted, shrink=False)
-        assert (gpus_missing == 0) == (shapes.keys() == {job_id for job_id, n in wanted.items() if n})
+        shapes = place(view, [*taken, *mobile], wanted)
+        got = {job_id: shape.gpus for job_id, shape in shapes.items()}
+        assert (gpus_missing == 0) == (got == {job_id: n for job_id, n in wanted.items() if n})
         if gpus_missing == 0 and not blocks:
             given_all = {job_id: Allocation(shape, 64) for job_id, shape in shapes.items()}
             assert placeable(view, jobs, Schedule(given_all))
