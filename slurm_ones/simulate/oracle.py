@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
@@ -332,7 +332,8 @@ def place(shape: Shape, free: Nodes, cluster: ClusterView, *, spread: bool = Fal
     kinds: dict[str, list[NodeView]] = {}
     for node in cluster.nodes:
         kinds.setdefault(node.kind, []).append(node)
-    tries = [kinds.get(kind, [])] if kind else sorted(kinds.values(), key=lambda nodes: _room(nodes, free))
+    rising = sorted(kinds.values(), key=lambda nodes: sum(free.get(node.name, 0) for node in nodes))
+    tries = [kinds.get(kind, [])] if kind else rising
     if not kind and len(kinds) > 1:
         tries.append(list(cluster.nodes))
     for nodes in tries:
@@ -363,10 +364,6 @@ def place_near(
         return len(nodes), sum(free[name] - gpus for name, gpus in nodes.items())
 
     return near if cost(near) <= cost(found) else found
-
-
-def _room(nodes: Iterable[NodeView], free: Nodes) -> int:
-    return sum(free.get(node.name, 0) for node in nodes)
 
 
 def _below_few(shape: Shape, free: Nodes, nodes: Sequence[NodeView], uniform: bool, spread: bool) -> dict[str, int]:

@@ -258,7 +258,7 @@ class SimulatedJob:
             partitions=self.partitions,
             state=self.state,
             flags=frozenset({"COMPLETING"} if self.ending else ()),
-            reason=self._reason(),
+            reason=_HOLDS.get(self.held_by, self.reason) if self.pending else "None",
             held=bool(self.held_by) and not self.ended,
             admin_held=self.held_by == "admin" and not self.ended,
             requeue_held=self.requeue_held and self.held_by == "user" and not self.ended,
@@ -287,7 +287,7 @@ class SimulatedJob:
             throttle=self.array.throttle if self.array is not None else 0,
             batch=request.batch,
             exit_code=self.exit_code,
-            eligible_time=self._eligible(),
+            eligible_time=float(math.ceil(self.begin)) if self.begin else 0.0 if self.held_by else self.submit_time,
             qos=self.qos,
             cpus=request.cpus_on(self.gpus_per_node) * nodes,
             memory_mb=request.memory_mb,
@@ -298,16 +298,6 @@ class SimulatedJob:
             reservation=request.reservation,
             preempt_time=self.preempted_at,
         )
-
-    def _reason(self) -> str:
-        if not self.pending:
-            return "None"
-        return _HOLDS.get(self.held_by, self.reason)
-
-    def _eligible(self) -> float:
-        if self.begin:
-            return float(math.ceil(self.begin))
-        return 0.0 if self.held_by else self.submit_time
 
 
 class JobRecords:

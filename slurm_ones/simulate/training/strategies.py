@@ -52,7 +52,6 @@ class TrainedBy:
     """Number of the model's parameters; of fused jobs, the sum over all models."""
     degree: int = 1
     """Number of GPUs of a replica. They are all on one node."""
-    layers: int = 1
     fixed_bytes: float = 0.0
     """Bytes of memory on each GPU that do not depend on the batch."""
     sample_bytes: float = 0.0
@@ -85,10 +84,6 @@ class TrainedBy:
         """Return True if the batch is fixed after this share of the training."""
         return share >= self.from_share
 
-    def within(self, local: float) -> float:
-        """Return the bytes that a rank sends to its replica's ranks in a pass of `local` samples."""
-        return self.replica_bytes * local + self.weight_bytes
-
     def between(self, replicas: Floats | float, share: float) -> Floats | float:
         """Return the mean bytes per step that a rank sends to other replicas."""
         ring = 2.0 * (replicas - 1.0) / np.maximum(replicas, 1.0) * self.shared * self.parameters * self.element
@@ -115,7 +110,7 @@ class TrainedBy:
             self.degree,
             int(self.fixed_bytes),
             int(self.sample_bytes),
-            int(self.within(float(local)) / max(local, 1)),
+            int((self.replica_bytes * local + self.weight_bytes) / max(local, 1)),
             int(self.between(float(replicas), share)),
         )
 
@@ -176,7 +171,6 @@ def ring(length: int, hidden: int, layers: int, degree: int) -> TrainedBy:
         "ring",
         parameters,
         degree,
-        layers,
         fixed_bytes=4 * FP32 * parameters,
         sample_bytes=16.0 * length * hidden / degree * layers * FP16,
         replica_bytes=(2 * (degree - 1) + 4 * degree - 2) * block if degree > 1 else 0.0,
@@ -197,7 +191,6 @@ def mesh(length: int, hidden: int, layers: int, side: int) -> TrainedBy:
         "optimus2d",
         layer * layers,
         degree,
-        layers,
         fixed_bytes=4 * FP32 * layer * layers / degree,
         sample_bytes=16.0 * length * hidden / degree * layers * FP16,
         replica_bytes=sent * 7.0 * length * hidden,

@@ -255,13 +255,13 @@ class Training:
 
     def _prepare(self, block: SimulatedBlock) -> None:
         """Launch a block, and note when it is ready. If the current order does not name it, let it exit."""
-        if self.phase is not Phase.LAUNCHING and not self._wants(block.task):
+        if self.phase is not Phase.LAUNCHING and not self._named(block.task):
             self._leave_soon(block)
             return
 
         def ready() -> None:
             block.launched, block.ready_at, block.event = True, self._timeline.now, None
-            if self.phase is not Phase.LAUNCHING and self._turned_away(block.task):
+            if self.phase is not Phase.LAUNCHING and self._named(block.task) is False:
                 self._leave_soon(block)
                 return
             self._timeline.after(PATIENCE_S, self._look_soon)
@@ -269,15 +269,11 @@ class Training:
 
         block.event = self._timeline.after(self._launch_s, ready)
 
-    def _wants(self, task: int) -> bool:
-        """Return True if the current order names this block. Blocks that start while others train need that."""
+    def _named(self, task: int) -> bool | None:
+        """Return True if the current order names this block, as blocks that start while others train need. Return False
+        if it names others, so that a ready block must exit; None if it names none."""
         order = self._believed()
-        return order is not None and order.blocks is not None and task in order.blocks
-
-    def _turned_away(self, task: int) -> bool:
-        """Return True if the current order names blocks, but not this one. A ready block must then exit."""
-        order = self._believed()
-        return order is not None and order.blocks is not None and task not in order.blocks
+        return None if order is None or order.blocks is None else task in order.blocks
 
     def _leave_soon(self, block: SimulatedBlock) -> None:
         """Let a block exit by itself, because no order names it or the job is over."""
@@ -315,7 +311,7 @@ class Training:
     def _switches(self) -> bool:
         """Change the membership if that is due; return True if training pauses for it."""
         for block in [b for b in self.blocks.values() if b.launched and b.task not in self.members]:
-            if self._turned_away(block.task):
+            if self._named(block.task) is False:
                 self._leave_soon(block)
         plan = self._plan()
         if plan is None:
