@@ -47,7 +47,7 @@ _END_SESSIONS = text(f"""
     AND EXISTS (SELECT 1 FROM leaders WHERE cluster_id = :cluster AND term = :term AND beat = :beat)""")
 
 
-class LeaderLock:
+class LeaderLock(AbstractContextManager["LeaderLock"]):
     """A process that may lead a cluster, with its lock. Several threads may use it, but a forked child may not."""
 
     def __init__(self, url: str, cluster: str) -> None:
@@ -124,9 +124,6 @@ class LeaderLock:
         """Release the lock, if this process has it, and close all connections."""
         self._lose()
         self._engine.dispose()
-
-    def __enter__(self) -> LeaderLock:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -224,11 +221,9 @@ class FileLock:
     def _in_place(self, file: int) -> bool:
         """Return True if this open file is still the one at the lock's path."""
         try:
-            there = self.path.lstat()
+            return os.path.samestat(self.path.lstat(), os.fstat(file))
         except OSError:
             return False
-        mine = os.fstat(file)
-        return (there.st_dev, there.st_ino) == (mine.st_dev, mine.st_ino)
 
 
 class SessionLock:

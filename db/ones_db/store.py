@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+
 from sqlalchemy import select
 
 from ones_db.backend import StoreError
@@ -27,6 +29,7 @@ class Store(
     SiteStore,
     AccountingStore,
     RetentionStore,
+    AbstractContextManager["Store"],
 ):
     """Stored data of one cluster. Each base class has the methods of one subject. All methods keep this contract:
 
@@ -89,9 +92,6 @@ class Store(
     def close(self) -> None:
         """Close all connections to the database."""
         self._engine.dispose()
-
-    def __enter__(self) -> Store:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -12,6 +12,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from html import escape
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -174,7 +175,7 @@ def samples_line(one: Submitted, folder: Path) -> tuple[bool, str]:
     )
 
 
-class Demo:
+class Demo(AbstractContextManager["Demo"]):
     """Context in which a demo runs. At its end nothing but the demo's folder is left."""
 
     def __init__(self, folder: Path, jobs: Sequence[DemoJob], simulated: int, say: Say) -> None:
@@ -193,9 +194,6 @@ class Demo:
             raise
         self._page: subprocess.Popen[bytes] | None = None
         self.progress = DemoProgress(say, self.slurm.world.began)
-
-    def __enter__(self) -> Demo:
-        return self
 
     def __exit__(self, *_: object) -> None:
         # A second Ctrl-C would leave the rest to the reaper.

@@ -19,7 +19,7 @@ from markupsafe import Markup, escape
 
 from ones_db import EpochPoint, TimelineRow
 from slurm_ones.show import palette
-from slurm_ones.show.usage import Measured, of_one_kind
+from slurm_ones.show.usage import Measured, alike
 from slurm_ones.text import clock, plain, seconds
 
 Floats = npt.NDArray[np.float64]
@@ -379,7 +379,7 @@ def scaling(measured: Sequence[Measured], predicted: Mapping[int, float] | None 
     Two lines are added: `predicted` samples/s by number of GPUs, and linear scaling from the smallest size. Of several
     kinds of GPU, the one that was measured longest is drawn.
     """
-    measured = of_one_kind(measured)
+    measured = alike(measured)
     if not measured:
         return Markup("")
     smallest = min(measured, key=lambda one: (one.gpus, -one.useful))

@@ -385,7 +385,7 @@ def _fewer(usage: Usage, allowed: Allowed) -> str | None:
 def _more(usage: Usage, allowed: Allowed) -> str | None:
     """Advise a larger maximum of GPUs, if the comment's range ends below a useful size."""
     sizes = _sizes(usage)
-    if not sizes or allowed.gpus is None or len(sizes) < 2:
+    if allowed.gpus is None or len(sizes) < 2:
         return None
     low, high = allowed.gpus
     largest, smallest = sizes[-1], sizes[0]
@@ -484,13 +484,13 @@ def _gpus(count: int) -> str:
     return f"{count} GPU{'s' * (count != 1)}"
 
 
-def of_one_kind(measured: Sequence[Measured]) -> list[Measured]:
-    """Return the measurements on the kind of GPU measured longest, since those of two kinds cannot be compared."""
-    spent: dict[str, float] = defaultdict(float)
+def alike(measured: Sequence[Measured], what: str = "kind") -> list[Measured]:
+    """Return the measurements on the kind of GPU, or the `batch`, measured longest: two of them cannot be compared."""
+    spent: dict[Any, float] = defaultdict(float)
     for one in measured:
-        spent[one.kind] += one.measured_s
-    longest = max(spent, key=lambda kind: spent[kind], default="")
-    return [one for one in measured if one.kind == longest]
+        spent[getattr(one, what)] += one.measured_s
+    longest = max(spent, key=lambda value: spent[value], default=None)
+    return [one for one in measured if getattr(one, what) == longest]
 
 
 def _sizes(usage: Usage) -> list[Measured]:
@@ -498,16 +498,9 @@ def _sizes(usage: Usage) -> list[Measured]:
 
     Throughputs of different batches cannot be compared: without goodput, only the longest measured batch counts.
     """
-    long = [one for one in of_one_kind(usage.measured) if one.measured_s >= LONG_S]
-    alike = [one for one in long if one.goodput is not None]
-    if long and not alike:
-        of_batch: dict[int, float] = {}
-        for one in long:
-            of_batch[one.batch] = of_batch.get(one.batch, 0.0) + one.measured_s
-        longest = max(of_batch, key=lambda batch: of_batch[batch])
-        alike = [one for one in long if one.batch == longest]
-    best: dict[int, Measured] = {}
-    for one in alike:
-        if one.gpus not in best or one.useful > best[one.gpus].useful:
-            best[one.gpus] = one
-    return [best[gpus] for gpus in sorted(best)]
+    long = [one for one in alike(usage.measured) if one.measured_s >= LONG_S]
+    comparable = [one for one in long if one.goodput is not None] or alike(long, "batch")
+    return [
+        max((one for one in comparable if one.gpus == gpus), key=lambda one: one.useful)
+        for gpus in sorted({one.gpus for one in comparable})
+    ]
