@@ -14,7 +14,7 @@ from ones_db import NotLeader, StoreError
 from slurm_ones.act.transitions import HOLDS_JOB, NEEDS_COMPANION
 from slurm_ones.companion import Companion, Tick
 from slurm_ones.config import ConfigError
-from slurm_ones.service.leadership import Election, NoElection
+from slurm_ones.service.leadership import Election
 from slurm_ones.service.wake import LOOK_S, Waking
 from slurm_ones.slurm.client import Unreachable
 
@@ -54,7 +54,7 @@ class Daemon:
         waking: Waking | None = None,
     ) -> None:
         self._make = make
-        self._lead = lead or NoElection()
+        self._lead = lead or Election()
         self._watchdog_ping = watchdog_ping
         self._clock = clock
         self._sleep = sleep

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -228,16 +229,13 @@ def mount_points() -> list[str]:
     """Return the mount points of this process, longest first; empty if the table cannot be read."""
     with suppress(OSError):
         lines = MOUNTS.read_bytes().splitlines()
-        # proc_pid_mountinfo(5): the fifth field, in which blanks are octal.
-        names = {os.fsdecode(_plain(line.split(b" ")[4])) for line in lines}
-        return sorted(names, key=len, reverse=True)
+        # proc_pid_mountinfo(5): the fifth field, in which blanks and backslashes are octal.
+        names = (
+            re.sub(rb"\\([0-3][0-7]{2})", lambda octal: bytes([int(octal[1], 8)]), line.split(b" ")[4])
+            for line in lines
+        )
+        return sorted(map(os.fsdecode, {*names}), key=len, reverse=True)
     return []
-
-
-def _plain(name: bytes) -> bytes:
-    for escaped, plain in ((b"\\040", b" "), (b"\\011", b"\t"), (b"\\012", b"\n"), (b"\\134", b"\\")):
-        name = name.replace(escaped, plain)
-    return name
 
 
 # -- the child ---------------------------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 from ones_db import LeaderRecord, NotLeader, StoreError
 from ones_db.leader import LeaderLock
@@ -19,10 +18,10 @@ POLL_S = 5.0
 """Longest wait between two polls, s."""
 
 
-class Election(Protocol):
-    """Protocol of leader elections."""
+class Election:
+    """Leader election. This one is for simulations and tests: this companion always leads."""
 
-    wait_s: float
+    wait_s = 0.0
     """Seconds between two polls of a standby."""
 
     def take(self) -> bool:
@@ -31,24 +30,13 @@ class Election(Protocol):
         The first call after it lost the lead returns False, because its memory may be out of date. Raises `StoreError`
         if the database does not answer.
         """
+        return True
 
     def leave(self) -> None:
         """Give up the lead; raise no error."""
 
 
-class NoElection:
-    """Election for simulations and tests, in which this companion always leads."""
-
-    wait_s = 0.0
-
-    def take(self) -> bool:
-        return True
-
-    def leave(self) -> None:
-        """Do nothing."""
-
-
-class Leadership:
+class Leadership(Election):
     """Leader election for one cluster, by a lock in the shared database (`ones_db.leader`).
 
     The leader sends heartbeats from a thread, so that long ticks do not delay them. If they stop, the leader has ended,

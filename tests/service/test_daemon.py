@@ -17,7 +17,7 @@ from slurm_ones.config import ConfigError, Settings
 from slurm_ones.policy.contract import Policy
 from slurm_ones.rivals.ordered import Fifo
 from slurm_ones.service.daemon import Daemon
-from slurm_ones.service.leadership import NoElection
+from slurm_ones.service.leadership import Election
 from slurm_ones.slurm.client import Unreachable
 from slurm_ones.slurm.model import JobState, Snapshot
 from tests.act.plain_job import Passing, PlainJob, Slurm
@@ -193,7 +193,7 @@ def test_some_ticks_leave_a_job_to_the_queue(slurm: Slurm, store: Store, tmp_pat
 def test_some_ticks_end_though_each_fails_or_another_leads(store: Store) -> None:
     """Runs of cron must not pile up."""
 
-    class Other(NoElection):
+    class Other(Election):
         def take(self) -> bool:
             return False
 
