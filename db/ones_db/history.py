@@ -18,7 +18,7 @@ from statistics import fmean, median
 from threading import Lock
 from typing import Any, TypeAlias
 
-from sqlalchemy import Connection, Select, and_, func, select
+from sqlalchemy import Connection, Float, Select, and_, func, literal_column, select
 
 from ones_db.engine import Transactions, remembering
 from ones_db.jobs import (
@@ -30,7 +30,6 @@ from ones_db.jobs import (
     membership_record,
     newest,
     rows_after,
-    run_end,
     spec_record,
 )
 from ones_db.records import (
@@ -49,6 +48,7 @@ from ones_db.records import (
 from ones_db.rows import record_of
 from ones_db.shape import PARKED, Shape
 from ones_db.tables import BATCHES, BLOCKS, EPOCHS, JOBS, MEMBERSHIPS, RESIZES, RUNS, THROUGHPUT
+from ones_db.views import end_of
 
 SPEEDS = 5
 """Number of newest throughput samples that are kept for each shape and batch (ONES §3.2)."""
@@ -154,7 +154,7 @@ def _of(connection: Connection, cache: HistoryCache, jobs: Sequence[Row]) -> lis
     keys = [row.id for row in jobs]
     if not keys:
         return []
-    runs = _by_job(connection, _runs(), keys)
+    runs = _by_job(connection, _RUNS, keys)
     resizes = _by_job(connection, _RESIZED, keys)
     cached = cache.of(keys)
     _read_on(connection, [(cached[key], run) for key in keys for run in runs[key]])
@@ -171,33 +171,29 @@ def _of(connection: Connection, cache: HistoryCache, jobs: Sequence[Row]) -> lis
     return found
 
 
-@cache
-def _runs() -> Select[Any]:
-    """Return the query of each job's runs in order. With each are its end and its last global batch."""
-    last = BATCHES.alias("last")
-    changed = (
-        select(func.max(last.c.number))
-        .where(last.c.run_id == RUNS.c.id, last.c.number > func.coalesce(RUNS.c.hello_number, 0))
-        .scalar_subquery()
-    )
-    return (
-        select(
-            *(RUNS.c[name] for name in _RUN),
-            func.coalesce(BATCHES.c.batch, RUNS.c.batch).label("batch_now"),
-            func.coalesce(BATCHES.c.number, RUNS.c.hello_number, 0).label("batch_number"),
-            run_end().label("ended"),
-        )
-        .join(JOBS, JOBS.c.id == RUNS.c.job_id)
-        .outerjoin(BATCHES, and_(BATCHES.c.run_id == RUNS.c.id, BATCHES.c.number == changed))
-        .where(keyed(RUNS.c.job_id))
-        .order_by(RUNS.c.job_id, RUNS.c.restart)
-    )
-
-
 _RUN = (
     *("id", "job_id", "restart", "nodes", "gpus_per_node", "node_list", "kind", "start_time", "batch", "epoch"),
     *("cursor", "first_loss", "report_number", "noise", "progress", "report_time", "world", "step"),
 )
+_LAST = BATCHES.alias("last")
+_CHANGED = (
+    select(func.max(_LAST.c.number))
+    .where(_LAST.c.run_id == RUNS.c.id, _LAST.c.number > func.coalesce(RUNS.c.hello_number, 0))
+    .scalar_subquery()
+)
+_RUNS = (
+    select(
+        *(RUNS.c[name] for name in _RUN),
+        func.coalesce(BATCHES.c.batch, RUNS.c.batch).label("batch_now"),
+        func.coalesce(BATCHES.c.number, RUNS.c.hello_number, 0).label("batch_number"),
+        literal_column(f"({end_of('runs', 'jobs')})", Float()).label("ended"),
+    )
+    .join(JOBS, JOBS.c.id == RUNS.c.job_id)
+    .outerjoin(BATCHES, and_(BATCHES.c.run_id == RUNS.c.id, BATCHES.c.number == _CHANGED))
+    .where(keyed(RUNS.c.job_id))
+    .order_by(RUNS.c.job_id, RUNS.c.restart)
+)
+"""Query of each job's runs in order. With each are its end and its last global batch."""
 
 _SAMPLE = select(*(THROUGHPUT.c[name] for name in ("run_id", "number", "time", "samples", "seconds", "batch", "noise")))
 _EPOCH = select(*(EPOCHS.c[name] for name in ("run_id", "number", "time", "epoch", "samples", "loss", "accuracy")))

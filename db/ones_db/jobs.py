@@ -13,14 +13,12 @@ from sqlalchemy import (
     BindParameter,
     ColumnElement,
     Connection,
-    Float,
     Row,
     Select,
     Table,
     and_,
     bindparam,
     exists,
-    literal_column,
     select,
 )
 
@@ -29,7 +27,6 @@ from ones_db.engine import OF_JOBS, Transactions, add_or_replace, noting, readin
 from ones_db.records import BlockRecord, GuestRun, HeldRecord, JobRecord, MembershipRecord, PromiseRecord, RunRecord
 from ones_db.rows import record_of, row_of, shape_names
 from ones_db.tables import ACCOUNTING, BLOCKS, JOBS, MEMBERSHIPS, PROMISES, RUNS
-from ones_db.views import end_of
 from ones_wrapper.protocol import Membership, Spec
 from ones_wrapper.protocol.fields import ProtocolError, build, object_of, types_of
 from ones_wrapper.protocol.limits import StrategyLimits
@@ -83,11 +80,6 @@ def alive(cluster: int | BindParameter[int]) -> ColumnElement[bool]:
     Callers must not add a condition on the cluster: SQLite would then read all jobs of the cluster.
     """
     return JOBS.c.id.in_(select(JOBS.c.id).where(JOBS.c.cluster_id == cluster, JOBS.c.end_time.is_(None)))
-
-
-def run_end() -> ColumnElement[float | None]:
-    """Return the SQL of `ones_db.views.end_of` as a column, for a query of runs joined with jobs."""
-    return literal_column(f"({end_of('runs', 'jobs')})", Float())
 
 
 def with_job(table: Table, cluster: int | BindParameter[int]) -> Select[Any]:
