@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, NamedTuple, get_args, get_type_hints
 
-from sqlalchemy import BigInteger, Connection, Double, Table, inspect
+from sqlalchemy import BigInteger, Double, Table
 
 from ones_db.records import RESIZE_DONE
 from ones_db.rows import COLUMNS, shape_names
@@ -775,18 +775,3 @@ SIZE_LIMITS = View(
 
 VIEWS: dict[str, View] = {view.name: view for view in [*globals().values()] if isinstance(view, View)}
 """All views above by name."""
-
-
-def drop_views(connection: Connection) -> None:
-    """Drop all views from the database, so that tables can be changed."""
-    there = set(inspect(connection).get_view_names())
-    for name in VIEWS:
-        if name in there:
-            connection.exec_driver_sql(f"DROP VIEW {name}")
-
-
-def create_views(connection: Connection) -> None:
-    """Create all views in a database that has the newest schema and no views."""
-    dialect = connection.dialect.name
-    for view in VIEWS.values():
-        connection.exec_driver_sql(f"CREATE VIEW {view.name} AS {view.select(dialect)}")

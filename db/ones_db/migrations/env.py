@@ -7,7 +7,7 @@ from typing import Any
 from alembic import context
 
 from ones_db.tables import METADATA
-from ones_db.views import create_views, drop_views
+from ones_db.views import VIEWS
 
 connection = context.config.attributes["connection"]
 
@@ -26,7 +26,9 @@ context.configure(
     on_version_apply=_applied,
 )
 with context.begin_transaction():
-    drop_views(connection)
+    for name in VIEWS:  # so that tables can be changed
+        connection.exec_driver_sql(f"DROP VIEW IF EXISTS {name}")
     context.run_migrations()
     if context.get_context().get_current_revision() == context.get_head_revision():
-        create_views(connection)
+        for view in VIEWS.values():
+            connection.exec_driver_sql(f"CREATE VIEW {view.name} AS {view.select(connection.dialect.name)}")
