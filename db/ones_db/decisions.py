@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Select, bindparam, case, exists, func, or_, s
 
 from ones_db.backend import ResizeConflict, UnknownRecord
 from ones_db.engine import Transactions, change_rows, noting, reading, remembering
-from ones_db.jobs import CLUSTER, alive, among, key_of, keys_of, latest, newest, with_job
+from ones_db.jobs import ALIVE, CLUSTER, among, key_of, keys_of, latest, newest, with_job
 from ones_db.reasons import NO_REASON, Reason
 from ones_db.records import AlternativeRecord, DecisionJobRecord, DecisionRecord, ResizeRecord, ResizeStepRecord
 from ones_db.rows import record_of, row_of, same_record
@@ -27,7 +27,7 @@ _NEWEST_DECISIONS = (
     select(*(column for column in DECISION_JOBS.c if not column.primary_key), JOBS.c.job_id)
     .select_from(JOBS)
     .join(DECISION_JOBS, DECISION_JOBS.c.job_id == JOBS.c.id)
-    .where(alive(CLUSTER), latest(CLUSTER), DECISION_JOBS.c.decision_id == _LAST)
+    .where(ALIVE, latest(CLUSTER), DECISION_JOBS.c.decision_id == _LAST)
 )
 _DECIDED_UNTIL = select(select(func.max(DECISIONS.c.id)).scalar_subquery(), func.max(JOBS.c.id), func.count()).where(
     JOBS.c.cluster_id == CLUSTER, JOBS.c.end_time.is_(None)

@@ -73,13 +73,12 @@ def latest(cluster: int | BindParameter[int]) -> ColumnElement[bool]:
     )
 
 
-def alive(cluster: int | BindParameter[int]) -> ColumnElement[bool]:
-    """Return the condition that a job of the cluster has not ended.
+ALIVE = JOBS.c.id.in_(select(JOBS.c.id).where(JOBS.c.cluster_id == CLUSTER, JOBS.c.end_time.is_(None)))
+"""Condition that a job of the cluster has not ended.
 
-    It is a condition on the job's key. So databases use the index of ends, and are fast even with many ended jobs.
-    Callers must not add a condition on the cluster: SQLite would then read all jobs of the cluster.
-    """
-    return JOBS.c.id.in_(select(JOBS.c.id).where(JOBS.c.cluster_id == cluster, JOBS.c.end_time.is_(None)))
+It is a condition on the job's key. So databases use the index of ends, and are fast even with many ended jobs. Queries
+must not add a condition on the cluster: SQLite would then read all jobs of the cluster.
+"""
 
 
 def with_job(table: Table, cluster: int | BindParameter[int]) -> Select[Any]:
@@ -291,12 +290,12 @@ class JobStore(Transactions):
 _HELD = (
     select(JOBS.c.job_id, RUNS.c.node_list, RUNS.c.gpus_per_node)
     .join(RUNS, and_(RUNS.c.job_id == JOBS.c.id, RUNS.c.restart == JOBS.c.restart))
-    .where(alive(CLUSTER), latest(CLUSTER), RUNS.c.end_time.is_(None))
+    .where(ALIVE, latest(CLUSTER), RUNS.c.end_time.is_(None))
     .where(~select(BLOCKS.c.job_id).where(BLOCKS.c.job_id == JOBS.c.id).exists())
     .order_by(JOBS.c.job_id),
     select(JOBS.c.job_id, BLOCKS.c.node_list, BLOCKS.c.gpus_per_node)
     .join(BLOCKS, BLOCKS.c.job_id == JOBS.c.id)
-    .where(alive(CLUSTER), latest(CLUSTER), BLOCKS.c.end_time.is_(None))
+    .where(ALIVE, latest(CLUSTER), BLOCKS.c.end_time.is_(None))
     .order_by(JOBS.c.id, BLOCKS.c.start_time, BLOCKS.c.task),
 )
 """Queries of what `held` returns: of jobs without blocks, and of blocks."""

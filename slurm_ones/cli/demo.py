@@ -50,10 +50,12 @@ def demo(
         say("- torch is not installed here, so no real training runs: pip install 'slurm-ones[demo]'")
     say("- Simulated jobs, in the partition and of the user `simulated`, share 16 simulated GPUs next to them.")
     say("The companion that resizes both is the one that runs at a site.")
+    # Without a display a browser would run in this terminal.
+    window = sys.platform == "darwin" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
     status = 130
     try:
         with ended_by_signals():
-            status = _run(folder, jobs, simulated, lacks, not no_browser and can_open(), port)
+            status = _run(folder, jobs, simulated, lacks, window and not no_browser, port)
     except KeyboardInterrupt:
         say("interrupted: all processes of the demo have ended")
     raise typer.Exit(status)
@@ -106,8 +108,3 @@ def _report(folder: Path, running: Demo, *, page: bool) -> bool:
     if html is not None:
         say(f"The whole report as a page: {html}")
     return all(good for good, _ in checked)
-
-
-def can_open() -> bool:
-    """Return True if a browser would open its own window, and not run in this terminal."""
-    return sys.platform == "darwin" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
