@@ -14,7 +14,7 @@ from ones_db.shape import PARKED, Shape
 from ones_wrapper.protocol import DRAIN_WAIT_S, Spec
 from slurm_ones.act.deferrals import Deferrals
 from slurm_ones.act.orders import OrderWriter
-from slurm_ones.act.transitions import HOLDS_JOB, LASTS, Stage, State, check_transition
+from slurm_ones.act.transitions import HOLDS_JOB, LASTS, TRANSITIONS, IllegalTransition, Stage, State
 from slurm_ones.config import ResizeSettings
 from slurm_ones.jobs.elastic import Guests, WholeJob
 from slurm_ones.rules.blocks import REQUEUE
@@ -232,7 +232,8 @@ class Machine:
         """Store the resize's next state. By default the direction stays, and the deadline is as in `LASTS`. This is the
         only method that stores states. Raises `IllegalTransition`."""
         after = Stage(state, not state.final and (resize.back if back is None else back))
-        check_transition(Stage.of(resize), after)
+        if after not in TRANSITIONS.get(Stage.of(resize), ()):
+            raise IllegalTransition(f"a resize does not go from {Stage.of(resize)} to {after}")
         log.info("job %d: %s → %s%s", resize.job_id, resize.stage, after, f": {why}" if why else "")
         detail, now = why or NO_REASON, self.clock()
         if not state.final:

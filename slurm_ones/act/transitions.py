@@ -174,12 +174,6 @@ def first_state(mechanism: str, *, running: bool = True) -> State:
     return State.DRAINING if running else State.HOLDING
 
 
-def check_transition(before: Stage, after: Stage) -> None:
-    """Raise `IllegalTransition` for a step that is not in the table."""
-    if after not in TRANSITIONS.get(before, ()):
-        raise IllegalTransition(f"a resize does not go from {before} to {after}")
-
-
 def picture() -> str:
     """Return the table as a Mermaid state diagram. The state `ended` is left out, since every state that is not final
     leads to it."""

@@ -168,15 +168,6 @@ def says_blocks(comment: str) -> bool:
     return optin is not None and optin.blocks
 
 
-def with_throttles(snapshot: Snapshot, throttles: Mapping[int, int]) -> Snapshot:
-    """Return the snapshot with these task throttles (most tasks of an array that run at once), given by array id."""
-    jobs = {
-        id_: replace(job, throttle=throttles[job.array_id]) if job.array_id in throttles else job
-        for id_, job in snapshot.jobs.items()
-    }
-    return replace(snapshot, jobs=jobs)
-
-
 def whole_job(
     array: int, records: Sequence[SlurmJob], known: JobRecord | None = None, term: int = 0, guests: Guests = NO_GUESTS
 ) -> WholeJob:

@@ -24,7 +24,6 @@ from slurm_ones.jobs.elastic import (
     guests_of,
     says_blocks,
     whole_job,
-    with_throttles,
 )
 from slurm_ones.jobs.gpu_use import GpuUses
 from slurm_ones.jobs.other_companion import OtherCompanion, login_of
@@ -96,7 +95,11 @@ class Observer:
         snapshot = self._client.snapshot()
         jobs = self._terms.jobs(snapshot)
         if throttles := self._throttles(jobs, snapshot):
-            snapshot = with_throttles(snapshot, throttles)
+            shown = {
+                id_: replace(job, throttle=throttles[job.array_id]) if job.array_id in throttles else job
+                for id_, job in snapshot.jobs.items()
+            }
+            snapshot = replace(snapshot, jobs=shown)
             jobs = self._terms.jobs(snapshot)
         elastic_jobs: dict[int, Elastic] = {}
         left: dict[int, Elastic] = {}

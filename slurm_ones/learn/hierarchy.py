@@ -69,7 +69,7 @@ from slurm_ones.learn.step_time import (
     StepLayout,
     fit_all,
 )
-from slurm_ones.learn.throughput import MeasuredThroughput, moved
+from slurm_ones.learn.throughput import MeasuredThroughput
 from slurm_ones.policy.contract import Bools, Floats, Ints, ThroughputModel
 
 LEVELS = 4
@@ -501,11 +501,6 @@ def prior_on(prior: Prior, factor: Factor, layout: StepLayout) -> Prior:
     covariance = prior.covariance + factor.variance * np.outer(along, along)
     deviation = np.sqrt(np.diagonal(covariance))
     return Prior(prior.mean + factor.mean * along, deviation, covariance / deviation / deviation[:, None])
-
-
-def fit_on(fit: Fit, factor: Factor, layout: StepLayout) -> Fit:
-    """Return the fit moved to another kind of GPU. The uncertainty of the speed factor is left out."""
-    return moved(fit, factor.mean * faster(layout)) if factor.mean else fit
 
 
 def on_kinds(

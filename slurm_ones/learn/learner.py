@@ -18,7 +18,7 @@ from slurm_ones.learn.hierarchy import (
     KindEvidence,
     KindFactors,
     Tree,
-    fit_on,
+    faster,
     found_widths,
     on_kinds,
     prior_on,
@@ -50,7 +50,7 @@ from slurm_ones.learn.histories import (
 )
 from slurm_ones.learn.progress import BetaProgress, TrainingState, at_least
 from slurm_ones.learn.step_time import CAUTIOUS, WIRED, Fit, Prior, fit_all, layout_of
-from slurm_ones.learn.throughput import MeasuredThroughput
+from slurm_ones.learn.throughput import MeasuredThroughput, moved
 from slurm_ones.learn.workload import script
 from slurm_ones.policy.contract import EfficiencyModel, Progress, ThroughputModel
 
@@ -198,9 +198,10 @@ class Learner:
         # The parameters of all jobs are expressed for one kind of GPU.
         jobs: dict[bool, list[tuple[GroupPath, Fit]]] = {False: [], True: []}
         for history, _ in measured:
-            factor = self._factor_of(history, back=True)
+            by = self._factor_of(history, back=True).mean  # the uncertainty of the factor is left out
             for one, fit in self._past[id(history)]:
-                jobs[is_wired(one.spec)].append((group_of(one), fit_on(fit, factor, layout_of(one.spec))))
+                on_reference = moved(fit, by * faster(layout_of(one.spec))) if by else fit
+                jobs[is_wired(one.spec)].append((group_of(one), on_reference))
         for wired, around in AROUND.items():
             self._trees[wired] = Tree([(path, JobEvidence.of(fit)) for path, fit in jobs[wired]], around)
             self._widths[wired] = found_widths(jobs[wired], around)

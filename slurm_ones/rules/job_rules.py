@@ -111,13 +111,6 @@ def parts(rule: SizeRule, blocks: Sequence[Shape]) -> bool:
     return any(block.gpus_per_node % rule.together for block in blocks)
 
 
-def parts_groups(spec: Spec | None, blocks: Sequence[Shape], node_gpus: int) -> bool:
-    """Tell whether these blocks may separate ranks that must share a node; `node_gpus` is the number of GPUs per
-    node."""
-    gpus = sum(block.gpus for block in blocks)
-    return any(parts(rule, blocks) for rule in size_rules(spec, node_gpus) if rule.gpus == gpus)
-
-
 def too_soon(history: JobHistory | None) -> Reason | None:
     """Return a reason if the job's strategy needs more steps at its present size before the next resize; None if
     not."""

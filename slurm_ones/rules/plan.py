@@ -29,7 +29,7 @@ from slurm_ones.rules.blocks import (
 from slurm_ones.rules.caps import CapUse
 from slurm_ones.rules.gate import JobRules, PartitionRules, Round, UnderWay, WaitingStart
 from slurm_ones.rules.growth import with_growth
-from slurm_ones.rules.job_rules import breaks, parts_groups
+from slurm_ones.rules.job_rules import breaks, parts, size_rules
 from slurm_ones.text import resized
 
 
@@ -361,12 +361,13 @@ def _with_moves(
         # A guest that Slurm starts again would take the place of the base blocks.
         again = returning_guests(job.elastic, members_of(job.history))
         found = replace(found, dropped=tuple(sorted({*found.dropped, *again})))
-    left = [block.shape for block in job.blocks if block.task not in found.dropped]
-    if parts_groups(job.spec, [*left, *(shape for _, shape in found.added)], rules.node_gpus):
+    shapes = [block.shape for block in job.blocks if block.task not in found.dropped]
+    shapes += [shape for _, shape in found.added]
+    shape = as_one(shapes)
+    if any(parts(rule, shapes) for rule in size_rules(job.spec, rules.node_gpus) if rule.gpus == shape.gpus):
         return change
     tasks = {*(change.blocks or ()), *(task for task, _ in found.added)} - {*found.dropped}
     change = replace(change, blocks=tuple(sorted(tasks)), to_hold=job.to_hold if found.added else ())
-    shape = as_one([*left, *(shape for _, shape in found.added)])
     if shape.gpus == change.new.gpus:
         return replace(change, moves=found)
     # In a step on the way the batch is at most what both sizes take.
