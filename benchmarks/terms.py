@@ -1,11 +1,14 @@
 """What a planned change by a term costs, and where the time goes: two blocks of FSDP2 on this machine.
 
     python benchmarks/terms.py --changes 10 --parameters 5000000 --json terms.json
+    python benchmarks/terms.py --changes 6 --carriers memory disk --fsync-ms 300 --write-mb-s 50
 
 Task 0 trains, then tasks 0 and 1, then 0 again, and so on; each change begins a term. The pause is the time between the
 ends of two steps around the change, less a usual step of its own size, as the script's own lines show. Its parts are
 the times between moments that all ranks have reached, as functions of the wrapper note them. In the same run the bytes
-of a checkpoint are copied in memory, and written and fsynced on the job's disk.
+of a checkpoint are copied in memory, and written and fsynced on the job's disk. `late` is what the change costs up to
+its fifth step, with the checkpoint that is written behind the training. A slow file system is emulated below the job's
+directory: each fsync sleeps, and a checkpoint's writes sleep by their bytes.
 """
 
 from __future__ import annotations
@@ -25,12 +28,15 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from ones_wrapper.protocol import First, Membership
+from ones_wrapper.checkpoint import files
+from ones_wrapper.protocol import Checkpoint, First, Membership
 from tests.waiting import until
 from tests.wrapper.membership.blocks import Job
 
 REST_S = 1.0
 """Seconds of training between two changes."""
+LATE = 5
+"""Steps after a change whose time `late` counts."""
 SCRIPT = """
 import json, os, time
 from pathlib import Path
@@ -102,6 +108,24 @@ def note_functions(path: Path) -> None:
         setattr(holder, last, noting(name, getattr(holder, last)))
 
 
+def slow_down(directory: Path, fsync_s: float, bytes_per_s: float) -> None:
+    """Have all blocks that are forked from here on find the file system of this directory slow."""
+    fsync, write = os.fsync, files._write
+
+    def within(handle: int) -> bool:
+        return Path(f"/proc/self/fd/{handle}").readlink().is_relative_to(directory)
+
+    def slow_fsync(handle: int) -> None:
+        time.sleep(fsync_s if within(handle) else 0.0)
+        fsync(handle)
+
+    def slow_write(handle: int, pieces: list[memoryview]) -> int:
+        time.sleep(sum(map(len, pieces)) / bytes_per_s if within(handle) else 0.0)
+        return write(handle, pieces)
+
+    os.fsync, files._write = slow_fsync, slow_write  # type: ignore[assignment]
+
+
 def parts_of(notes: list[Note], began: float) -> dict[str, float]:
     """Return the seconds of each part of the pause that began then."""
     after = [note for note in notes if note[0] >= began]
@@ -128,13 +152,15 @@ def steps_of(folder: Path) -> list[tuple[int, float, int]]:
     return [(step, *ends[step]) for step in sorted(ends)]
 
 
-def pauses(steps: list[tuple[int, float, int]]) -> list[tuple[int, float]]:
-    """Return the new world size and the pause of each change."""
+def pauses(steps: list[tuple[int, float, int]], count: int = 1) -> list[tuple[int, float]]:
+    """Return the new world size of each change, and the time of its first `count` steps beyond the usual."""
     found = []
-    for (_, before, old), (_, after, new) in pairwise(steps):
+    for at, ((_, before, old), (_, _, new)) in enumerate(pairwise(steps)):
         if old != new:
-            usual = [b[1] - a[1] for a, b in pairwise(steps) if a[2] == b[2] == new]
-            found.append((new, after - before - statistics.median(usual)))
+            usual = statistics.median(b[1] - a[1] for a, b in pairwise(steps) if a[2] == b[2] == new)
+            _, after, world = steps[min(at + count, len(steps) - 1)]
+            if world == new:
+                found.append((new, after - before - count * usual))
     return found
 
 
@@ -156,12 +182,13 @@ def raw(size: int, folder: Path) -> dict[str, float]:
     return {"copy_s": statistics.median(copies), "write_s": statistics.median(writes)}
 
 
-def measure(directory: Path, changes: int, parameters: int) -> dict[str, Any]:
+def measure(directory: Path, changes: int, parameters: int, carrier: str) -> dict[str, Any]:
     """Run a job in this directory through these changes, and return its figures."""
     directory.mkdir(exist_ok=True)
+    env = {"PARAMETERS": str(parameters)} | ({"ONES_MEMORY": ""} if carrier == "disk" else {})
     (directory / "train.py").write_text(SCRIPT)
     note_functions(directory / "notes")
-    job = Job(directory / "job", script=directory / "train.py", PARAMETERS=str(parameters))
+    job = Job(directory / "job", script=directory / "train.py", **env)
     try:
         job.start(0)
         job.wait(First)
@@ -182,10 +209,12 @@ def measure(directory: Path, changes: int, parameters: int) -> dict[str, Any]:
     firsts = [at for before, at in pairwise([0.0, *begins]) if at - before > REST_S / 2]
     parts = [parts_of(notes, at) for at in firsts]
     figures: dict[str, Any] = {"bytes": size, "load": os.getloadavg(), **raw(size, directory)}
+    figures["checkpoints_s"] = [[round(one.seconds, 3), round(one.stall_s, 3)] for one in job.of(Checkpoint)]
     for world, kind in ((2, "grow"), (1, "shrink")):
         of = [part for number, part in enumerate(parts) if (number % 2 == 0) == (world == 2)]
         figures[kind] = {
             "pause_s": [round(pause, 3) for its, pause in pauses(steps_of(job.directory)) if its == world],
+            "late_s": [round(late, 3) for its, late in pauses(steps_of(job.directory), LATE) if its == world],
             "parts_s": {name: round(statistics.median(part[name] for part in of), 3) for name, *_ in MARKS if of},
         }
     return figures
@@ -195,10 +224,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--changes", type=int, default=10)
     parser.add_argument("--parameters", type=int, default=5_000_000)
+    parser.add_argument("--carriers", nargs="+", choices=("memory", "disk"), default=["memory"], help="in turn")
+    parser.add_argument("--fsync-ms", type=float, default=0.0)
+    parser.add_argument("--write-mb-s", type=float, default=1e6)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
+    figures = []
     with tempfile.TemporaryDirectory() as folder:
-        figures = measure(Path(folder), args.changes, args.parameters)
+        slow_down(Path(folder), args.fsync_ms / 1e3, args.write_mb_s * 1e6)
+        for number, carrier in enumerate(args.carriers):
+            its = measure(Path(folder) / str(number), args.changes, args.parameters, carrier)
+            figures.append({"carrier": carrier} | its)
     print(json.dumps(figures, indent=1))
     if args.json:
         args.json.write_text(json.dumps(figures))
