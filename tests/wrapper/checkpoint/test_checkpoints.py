@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from ones_wrapper.api import join
-from ones_wrapper.checkpoint import Checkpoints, Saved, SavedState, checkpoints
+from ones_wrapper.checkpoint import Checkpoints, Saved, SavedState, checkpoints, folder
 from ones_wrapper.data.progress import TrainingProgress
 from ones_wrapper.devices import streams
 from ones_wrapper.files import checksums
@@ -108,7 +108,7 @@ def test_a_checkpoint_is_checked_once(tmp_path: Path, group: Group, monkeypatch:
         looked.append((path.name, threading.current_thread() is threading.main_thread()))
         return checksums.damage(path, part, parts)
 
-    monkeypatch.setattr(checkpoints, "damage", damage)
+    monkeypatch.setattr(folder, "damage", damage)
     box = Checkpoints(tmp_path, group, 7, 0)
     box.check_ahead()
     box.save(state(), TrainingProgress(step=1))

@@ -24,7 +24,7 @@ from tests.wrapper.strategies import fused, fused_script, optimus, optimus_scrip
 
 @pytest.fixture
 def job(tmp_path: Path, kept: Callable[[Job], Job]) -> Job:
-    return kept(Job(tmp_path / "job", "--sharded", "--step-ms", "60"))
+    return kept(Job(tmp_path / "job", "--sharded", "--step-ms", "60", ONES_MEMORY=""))
 
 
 def worlds(job: Job) -> list[int]:

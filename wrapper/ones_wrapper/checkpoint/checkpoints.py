@@ -23,13 +23,14 @@ from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map_only
 
 from ones_wrapper.checkpoint.files import tensor_file, write_plain, write_tensors
-from ones_wrapper.checkpoint.folder import REST, Folder, checkpoint_name
+from ones_wrapper.checkpoint.folder import REST, Folder, checkpoint_name, in_memory
 from ones_wrapper.checkpoint.safetensors import PartReader, TensorPart, encode, whole
 from ones_wrapper.checkpoint.state import Content, Failed, Loaded, Saved, SavedState, collect, differences, restore
 from ones_wrapper.data.progress import TrainingProgress
 from ones_wrapper.devices import streams
 from ones_wrapper.devices.host_memory import Arena
-from ones_wrapper.files.checksums import Sum, damage
+from ones_wrapper.files import node_memory
+from ones_wrapper.files.checksums import Sum
 from ones_wrapper.group import Group, RankError
 from ones_wrapper.process.background import run_behind
 
@@ -59,6 +60,8 @@ class Checkpoints:
         self._planner = Planner(group)
         self._behind: Group | None = None
         self._alone = False
+        self._most_bytes = float("inf")
+        """Most bytes that a checkpoint may have, as far as this rank knows."""
         self._thread: Thread | None = None
         self._end: Saved | Failed | None = None
         self._ahead: tuple[str, Future[str]] | None = None
@@ -103,6 +106,25 @@ class Checkpoints:
         started = time.monotonic()
         self._wait()
         return self._write(self._group, self._work(state, progress, started, copy=False))
+
+    def hold(self, state: SavedState, progress: TrainingProgress, place: Path) -> bool:
+        """Write a checkpoint into `place`, a folder in the memory of the node that has all ranks, for the ranks that
+        load next. Return False if it has no room there, or if the last one there is not followed by one on the disk."""
+        self._wait()
+        group, folder = self._group, self._folder
+        other = Checkpoints(place, group, folder.job_id, folder.restart, keep=1, holds=False)
+        other._planner, other._most_bytes = self._planner, node_memory.room(place)
+        try:
+            if group.on_first(lambda: in_memory(next(iter(folder.names()), ""))):
+                return False
+            group.on_first(partial(node_memory.clear, place))
+            with node_memory.private_files():
+                name = other.save(state, progress).name
+            group.on_first(lambda: node_memory.hold(folder.path(name).parent, other._folder.path(name)))
+        except RankError as error:
+            group.say(f"the state is written to the disk, not left in this node's memory ({error})")
+            return False
+        return True
 
     def begin(self, state: SavedState, progress: TrainingProgress) -> None:
         """Copy the state, and write a checkpoint in a background thread; `ended` returns the result.
@@ -161,6 +183,8 @@ class Checkpoints:
         rest = content.rest if group.rank == 0 else {}
 
         def take() -> tuple[list[torch.Tensor], dict[str, Any]]:
+            if group.world * sum(part.bytes for part in plan.parts) > self._most_bytes:  # parts are about equal
+                raise ValueError("there is no room for it")
             if group.rank == 0:
                 self._folder.begin(name)
             if not copy:
@@ -215,7 +239,7 @@ class Checkpoints:
         """Begin to check the checkpoint that `load` will take, while the script makes its model."""
         names = self._group.on_first(self._folder.names)
         if names:
-            check = partial(damage, self._folder.path(names[0]), self._group.rank, self._group.world)
+            check = partial(self._folder.damage, names[0], self._group.rank, self._group.world)
             self._ahead = names[0], run_behind("ones-check", check)
 
     def _damage(self, name: str) -> str:
@@ -223,7 +247,7 @@ class Checkpoints:
         ahead, self._ahead = self._ahead, None
         if ahead is not None and ahead[0] == name:
             return ahead[1].result()
-        return damage(self._folder.path(name), self._group.rank, self._group.world)
+        return self._folder.damage(name, self._group.rank, self._group.world)
 
     def load(self, state: SavedState) -> Loaded:
         """Load the newest undamaged checkpoint into the objects of `state`.
@@ -235,13 +259,17 @@ class Checkpoints:
         group, folder = self._group, self._folder
         notes: list[str] = []
         for name in group.on_first(folder.names):
-            found = group.everywhere(partial(self._damage, name))
-            if problems := [*filter(None, found)]:
-                notes.append(f"checkpoint {name} is damaged ({problems[0]}) and was passed over")
-                group.on_first(partial(folder.set_aside, name))
-                continue
-            progress, note = group.everywhere(partial(self._read, name, state))[0]
-            return Loaded(name, TrainingProgress(**progress), self._log([*notes, *note]))
+            problems = [*filter(None, group.everywhere(partial(self._damage, name)))]
+            if not problems:
+                try:
+                    progress, note = group.everywhere(partial(self._read, name, state))[0]
+                    return Loaded(name, TrainingProgress(**progress), self._log([*notes, *note]))
+                except RankError as error:  # its launcher may have ended meanwhile
+                    if not in_memory(name) or group.on_first(folder.path(name).exists):
+                        raise
+                    problems = [str(error)]
+            notes.append(f"checkpoint {name} is damaged ({problems[0]}) and was passed over")
+            group.on_first(partial(folder.set_aside, name))
         group.here(lambda: collect(state))
         return Loaded("", TrainingProgress(), self._log(notes))
 

@@ -15,7 +15,8 @@ from threading import Thread
 from typing import Any
 
 from ones_wrapper.data.progress import TrainingProgress
-from ones_wrapper.files.checksums import RESUMED_FROM, Sum, sync
+from ones_wrapper.files import node_memory
+from ones_wrapper.files.checksums import RESUMED_FROM, Sum, damage, sync
 from ones_wrapper.files.job_directory import checkpoint_names
 from ones_wrapper.files.job_lock import lock_directory
 from ones_wrapper.files.small_files import replace_small
@@ -30,6 +31,11 @@ OTHERS = (
     "checkpoint {name} is of {theirs} (job {job}, start {start}), whose training {mine} would continue: give each "
     "script a directory (export ONES_JOB_DIR=...). If {mine} is to go on from there, add ones-run --resume-from {here}"
 )
+
+
+def in_memory(name: str) -> bool:
+    """Return whether a checkpoint of this name lies in a node's memory."""
+    return name.startswith("/")
 
 
 def checkpoint_name(step: int) -> str:
@@ -54,7 +60,7 @@ class Folder:
         """Function that returns the reason to discard a written checkpoint before it is published; empty for none."""
 
     def path(self, name: str) -> Path:
-        """Return the path of a complete checkpoint."""
+        """Return the path of a complete checkpoint. The name of one in memory is its absolute path."""
         return self._path / name
 
     def temporary(self, name: str) -> Path:
@@ -112,7 +118,8 @@ class Folder:
         if why := self.refuse():
             raise ValueError(why)
         replaced = self._publish(name)
-        self._remove(self.names()[self.keep :], replaced)
+        node_memory.drop(self._path)
+        self._remove(checkpoint_names(self._path)[self.keep :], replaced)
         return sum(s.size for s in files.values())
 
     def _publish(self, name: str) -> list[Path]:
@@ -143,11 +150,25 @@ class Folder:
             self._sweeper = None
 
     def names(self) -> list[str]:
-        """Return the names of the complete checkpoints, newest first."""
-        return checkpoint_names(self._path)
+        """Return the names of the complete checkpoints, newest first: one in memory, unless the disk has a newer one,
+        and those on the disk."""
+        names, held = checkpoint_names(self._path), node_memory.held(self._path)
+        if held is None or (names and int(held.name[5:]) < int(names[0][5:])):
+            return names
+        return [str(held), *names]
+
+    def damage(self, name: str, part: int, parts: int) -> str:
+        """Return the damage of a part of a checkpoint's files, empty for none; see `checksums.damage`."""
+        path = self.path(name)
+        if in_memory(name) and not node_memory.ours(path.parents[1]):
+            return "it lay in the memory of a node, and is gone"
+        return damage(path, part, parts)
 
     def set_aside(self, name: str) -> None:
         """Hide a damaged checkpoint, for people to examine; remove checkpoints that earlier starts hid."""
+        if in_memory(name):
+            node_memory.drop(self._path)
+            return
         hidden = self._path / f".damaged-{name}"
         _sweep([older for older in self._path.glob(".damaged-*") if older == hidden or older not in self._aside])
         self._aside.append(hidden)

@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 
 from ones_wrapper.files.claim import Claim, ClaimedError
 from ones_wrapper.files.job_lock import holder
+from ones_wrapper.files.node_memory import FOLDER
 from ones_wrapper.files.places import find_job_directory, find_spool, own_job
 from ones_wrapper.files.resume import find_earlier, prepare_job_directory
 from ones_wrapper.files.run_id import run_id, seeds
@@ -245,7 +246,7 @@ def own_environment(env: Mapping[str, str]) -> dict[str, str]:
     """Return the environment without variables of a job whose rank submitted this job. A user's own choices stay."""
     own = {name: value for name, value in env.items() if name not in ("ONES_LAUNCHED", STORE, PLACE)}
     if "ONES_LAUNCHED" in env and env.get("TORCHELASTIC_RUN_ID") != env.get("SLURM_JOB_ID", "0"):
-        for name in ("ONES_BLOCKS", "ONES_FORK", "ONES_OWN_CARD", FUSED, _OURS, *own.get(_OURS, "").split()):
+        for name in ("ONES_BLOCKS", "ONES_FORK", "ONES_OWN_CARD", FOLDER, FUSED, _OURS, *own.get(_OURS, "").split()):
             own.pop(name, None)
         if _BY_JOB.fullmatch(Path(own.get("ONES_JOB_DIR", "")).name):
             del own["ONES_JOB_DIR"]

@@ -17,6 +17,7 @@ from types import FrameType
 
 from ones_wrapper.devices.defaults import set_defaults
 from ones_wrapper.files.job_directory import ExitCodes, newest_checkpoint
+from ones_wrapper.files.node_memory import FOLDER, NodeMemory
 from ones_wrapper.launch import container
 from ones_wrapper.launch.main_module import first_on_path
 from ones_wrapper.launch.rank import (
@@ -240,7 +241,8 @@ def main(argv: Sequence[str]) -> int:
     env["ONES_IMPORT_S"] = f"{preload(env):.3f}"
     for number in _END:
         signal.signal(number, ranks.handle)
-    forks = Forks(job_dir)
+    forks, memory = Forks(job_dir), NodeMemory(env) if block else None
+    env[FOLDER] = memory.name if memory else ""
     while True:
         again = forks.env(env)
         local_rank = ranks.fork()
@@ -253,6 +255,8 @@ def main(argv: Sequence[str]) -> int:
                     log("other blocks were lost; starting the ranks again", "ones-run")
                 continue
             code = STOP_CODE if ranks.stopped else PEER_LOST
+        if memory:
+            memory.remove()
         written = bool(code) and codes.write(node, code)
         # srun would take a requested stop for an error, and end ranks of other nodes that are not done yet.
         asked = written and code == STOP_CODE and env.get("ONES_LAUNCHER") == "srun"

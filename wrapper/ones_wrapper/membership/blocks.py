@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
@@ -15,6 +16,7 @@ import torch.distributed as dist
 
 from ones_wrapper.devices import streams
 from ones_wrapper.devices.room import make_room
+from ones_wrapper.files import node_memory
 from ones_wrapper.files.job_io import OrderReader
 from ones_wrapper.group import RankError, TorchGroup
 from ones_wrapper.membership import connections
@@ -267,9 +269,16 @@ class Blocks:
         assert self.machine.plan is not None
         return self.machine.plan
 
+    @property
+    def memory(self) -> Path | None:
+        """Folder of the next leader's launcher in the memory of the node that has all old and new blocks; None if
+        there is none."""
+        assert self.present is not None
+        return node_memory.common([member.memory for member in (*self.coming.members, *self.present.members)])
+
     def announce(self, began: float) -> str:
         """Announce the next term's members, in the job's folder and on the board; return the error, empty for none.
-        Only rank 0 calls this, once the checkpoint is durable. Training paused at the Unix time `began`."""
+        Only rank 0 calls this, once the checkpoint is complete. Training paused at the Unix time `began`."""
         why = self.folder.announce(Coming(self.coming, began, time.time()).fields())
         if not why:
             with suppress(StoreLostError):

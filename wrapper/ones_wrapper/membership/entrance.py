@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ones_wrapper.files.node_memory import FOLDER
 from ones_wrapper.group import TorchGroup
 from ones_wrapper.membership import connections
 from ones_wrapper.membership.board import Board
@@ -76,7 +77,8 @@ def come_in(group: TorchGroup, job_dir: Path, block: Block, env: Mapping[str, st
         raise NotWantedError("the job is over")
     leader = Leader(**data)
     board = hosted[0] if hosted else Board(network, leader.host, leader.port, leader.place)
-    me, local = Member(block.task, block.restart, uid, group.world, group.nodes, group.gpus_per_node), group.rank
+    shape, local = (group.world, group.nodes, group.gpus_per_node), group.rank
+    me = Member(block.task, block.restart, uid, *shape, memory=env.get(FOLDER, "") if group.nodes == 1 else "")
 
     def others() -> tuple[str, float, float, str]:
         try:

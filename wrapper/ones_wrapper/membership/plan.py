@@ -29,10 +29,12 @@ class Member:
     ranks_per_node: int
     max_local: int = 0
     """Largest local batch, in samples, that the block's devices hold."""
+    memory: str = ""
+    """Folder in the memory of the block's node (`node_memory.FOLDER`); empty for none, and on several nodes."""
 
     def __post_init__(self) -> None:
         if self.ranks < 1 or any(
-            getattr(self, field.name) >= MAX_RANKS for field in fields(self) if field.name != "uid"
+            getattr(self, field.name) >= MAX_RANKS for field in fields(self) if field.name not in ("uid", "memory")
         ):
             raise ProtocolError("without ranks, or a number is out of range")
 

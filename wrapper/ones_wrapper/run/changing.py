@@ -188,7 +188,7 @@ class ChangingRanks(FixedRanks):
         run.records.flush()
         plan, why = blocks.coming, ""
         flush_files()
-        if not run.keeping.save(f"for term {plan.term}"):
+        if not run.keeping.save(f"for term {plan.term}", place=blocks.memory):
             why = "its checkpoint could not be written"
         why = why or self._group.on_first(lambda: blocks.announce(began))
         if why:

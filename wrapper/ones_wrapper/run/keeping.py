@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 from ones_wrapper.checkpoint import Checkpoints, Failed, Saved, SavedState
 from ones_wrapper.checkpoint.interval import failure_rate, interval_s
 from ones_wrapper.data.progress import TrainingProgress
+from ones_wrapper.files import node_memory
 from ones_wrapper.files.kept_files import KeptFiles
 from ones_wrapper.group import Group, RankError
 from ones_wrapper.process import hang_detector
@@ -34,6 +38,8 @@ class Keeping:
         self.files = KeptFiles(first)
         self.loaded = self.note = ""
         """Name of the checkpoint that was loaded, and a note on its oddities; empty for none."""
+        self.durable = True
+        """False if that checkpoint lay in the node's memory."""
         self.load_s = 0.0
         self.writing = False
         self._saved: TrainingProgress | None = None
@@ -44,10 +50,16 @@ class Keeping:
         """Load the newest sound checkpoint into the objects of `state`."""
         started = time.monotonic()
         loaded = self._checkpoints.load(state)
-        self.loaded, self.note = loaded.name, loaded.note
-        self._saved = replace(loaded.progress) if loaded.name else None
-        self._saved_at = time.monotonic()
-        self.load_s = self._saved_at - started
+        name = Path(loaded.name)
+        self.loaded, self.note, self.durable = name.name, loaded.note, not name.is_absolute()
+        own = node_memory.common([os.environ.get(node_memory.FOLDER, "")])
+        if own is not None and self._group.local_rank == 0:
+            with suppress(OSError):  # of a change that failed
+                node_memory.clear(own, but=loaded.name)
+        self._saved = replace(loaded.progress) if loaded.name and self.durable else None
+        # One in memory is written to the disk at once, behind the training.
+        self._saved_at = time.monotonic() if self.durable else float("-inf")
+        self.load_s = time.monotonic() - started
         self._progress.take_over(loaded.progress)
 
     def load_again(self) -> None:
@@ -64,20 +76,24 @@ class Keeping:
             every_s = FIRST_S if self._stall_s is None else interval_s(self._stall_s, 1.0 / rate)
         return not self.writing and time.monotonic() - self._saved_at >= every_s
 
-    def save(self, why: str, order: int | None = None) -> bool:
+    def save(self, why: str, order: int | None = None, place: Path | None = None) -> bool:
         """Write a checkpoint that is durable on return, and report it; False if that failed, which is logged. Without
-        an order, nothing is written if the progress equals that of the last checkpoint."""
+        an order, nothing is written if the progress equals that of the last checkpoint. With `place`, a folder in the
+        memory of the node, the checkpoint is left there if it can be: then it is not durable, and not reported."""
         self._records.flush()
         hang_detector.beat()
         with self._loop.exchanges.published():
-            saved = self._save(why, order)
+            saved = self._save(why, order, place)
         hang_detector.beat()
         return saved
 
-    def _save(self, why: str, order: int | None = None) -> bool:
+    def _save(self, why: str, order: int | None = None, place: Path | None = None) -> bool:
         if self.state is None:
             return False
         if order is None and self._saved == self._progress:
+            return True
+        if place is not None and self._checkpoints.hold(self.state, self._progress, place):
+            self.report_finished()
             return True
         try:
             saved = self._checkpoints.save(self.state, self._progress)

@@ -165,7 +165,8 @@ class Run:
         new = self.sizes.use_batch()
         self.sizes.write_spec()
         note = "; ".join(filter(None, (self.keeping.note, self._idle, new)))
-        self.records.begin(self.keeping.load_s, self.keeping.loaded, note, boundary.order)
+        loaded = self.keeping.loaded if self.keeping.durable else ""
+        self.records.begin(self.keeping.load_s, loaded, note, boundary.order)
         if self.group.rank == 0:
             mistakes.look_at(self.sizes.spec)
             if self.group.world > 1 and not FLAGS.tested and not {SEED, "PYTHONHASHSEED"} & set(os.environ):
