@@ -281,13 +281,7 @@ def _log(job: SlurmJob, expanded: Any) -> str:
 
 def records(text: str) -> list[dict[str, str]]:
     """Parse the one-line records of `scontrol -o`. If a key occurs twice in a line, its first value counts."""
-    found = []
-    for line in text.replace("\0", "?").splitlines():
-        fields: dict[str, str] = {}
-        for key, value in _FIELD.findall(line):
-            fields.setdefault(key, value)
-        found.append(fields)
-    return found
+    return [dict(reversed(_FIELD.findall(line))) for line in text.replace("\0", "?").splitlines()]
 
 
 def usable(state: str) -> bool:
