@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -375,7 +376,8 @@ def test_slurm_is_asked_once_a_minute_where_a_log_is(tmp_path: Path, monkeypatch
             return {7: job_of(Shape(1, 1), job_id=7, uid=os.geteuid(), stdout=str(log))}
 
     monkeypatch.setattr(logs, "connect", lambda settings: Client())
-    found = logs.Logs(Settings(), lambda: now[0])
+    monkeypatch.setattr(logs, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    found = logs.Logs(Settings())
     assert found.tail(7, 10) == ["first"]
     log.write_text("first\nsecond\n")
     now[0] = 59.0

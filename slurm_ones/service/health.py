@@ -6,7 +6,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, MutableMapping
+from collections.abc import MutableMapping
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -91,18 +91,10 @@ class Health:
     If it cannot be stored, the companion continues, and `slurm-ones status` shows an old record.
     """
 
-    def __init__(
-        self,
-        notifier: Notifier,
-        last: LastErrorHandler,
-        *,
-        metrics: Metrics | None = None,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
+    def __init__(self, notifier: Notifier, last: LastErrorHandler, *, metrics: Metrics | None = None) -> None:
         self._notifier = notifier
         self._last = last
         self._metrics = metrics
-        self._clock = clock
         self._store: Store | None = None
         self._record = HealthRecord(0.0, "", 0.0)
         self._reported = 0
@@ -120,7 +112,7 @@ class Health:
         """Store the time, duration and job counts of a successful tick."""
         running = [e for e in tick.observation.elastic.values() if e.job.running]
         self._record = self._record._replace(
-            tick_time=self._clock(),
+            tick_time=time.time(),
             tick_s=tick.seconds,
             running=len(running),
             waiting=len(tick.observation.elastic) - len(running),
@@ -133,7 +125,7 @@ class Health:
 
     def _measure(self, metrics: Metrics, tick: Tick) -> None:
         try:
-            metrics.ticked(self._clock(), tick, self._phases(metrics))
+            metrics.ticked(time.time(), tick, self._phases(metrics))
         except Exception:
             # No figure is worth a tick.
             log.exception("this tick is missing in the figures for Prometheus")
@@ -162,7 +154,7 @@ class Health:
 
     def _write(self) -> None:
         error, at = (self._last.text, self._last.time) if self._last.time else ("", None)
-        self._record = self._record._replace(time=self._clock(), error=error, error_time=at)
+        self._record = self._record._replace(time=time.time(), error=error, error_time=at)
         if self._store is not None:
             try:
                 self._store.record_health(self._record)

@@ -15,7 +15,7 @@ import re
 import struct
 import threading
 import time
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Hashable, Mapping
 from contextlib import closing, suppress
 from pathlib import Path
 
@@ -40,13 +40,9 @@ class Publisher:
     `publish` does one round. After `start`, a thread does one after each call of `ticked`.
     """
 
-    def __init__(
-        self, url: str, cluster: str, folder: Path, *, clock: Callable[[], float] = time.time, round_s: float = ROUND_S
-    ) -> None:
+    def __init__(self, url: str, cluster: str, folder: Path) -> None:
         self._source = ViewSource(url, cluster)
         self._folder = folder
-        self._clock = clock
-        self._round_s = round_s
         self._written: dict[str, Hashable] = {}
         """State of each user's jobs when their file was written. The oldest file comes first."""
         self._rest_until = 0.0
@@ -69,7 +65,7 @@ class Publisher:
         self._closing = True
         self._wake.set()
         if self._thread is not None:
-            self._thread.join(2 * self._round_s)
+            self._thread.join(2 * ROUND_S)
         self._source.close()
 
     def _run(self) -> None:
@@ -114,7 +110,7 @@ class Publisher:
         return done
 
     def _publish_users(self, folder: int, began: float) -> tuple[int, int]:
-        now = self._clock()
+        now = time.time()
         users = self._source.users(now)
         uids = {user: uid for user in users if (uid := _uid(user)) is not None}
         self._written = {user: seen for user, seen in self._written.items() if user in uids}
@@ -127,7 +123,7 @@ class Publisher:
                 self._written.pop(user, None)
                 self._written[user] = users[user]
                 written += 1
-                if time.monotonic() - began > self._round_s:
+                if time.monotonic() - began > ROUND_S:
                     break
         for user in sorted(users.keys() - uids.keys()):
             self._say_once(f"user {user!r} is not known on this machine, and cannot be shown their jobs")

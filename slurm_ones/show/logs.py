@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable
 
 from ones_wrapper.protocol import MAX_TEXT, RUN_URL, directory_name
 from slurm_ones.config import Settings
@@ -26,12 +25,9 @@ ADDRESS = re.compile(r"https?://[!-~]+")
 class Logs:
     """Reader of jobs' logs. It asks Slurm for the path of a log at most once a minute."""
 
-    def __init__(
-        self, settings: Settings, clock: Callable[[], float] = time.monotonic, *, own_only: bool = False
-    ) -> None:
+    def __init__(self, settings: Settings, *, own_only: bool = False) -> None:
         """Show only logs of this process's user if `own_only`, even if that user is root."""
-        self._settings, self._clock = settings, clock
-        self._own_only = own_only
+        self._settings, self._own_only = settings, own_only
         self._found: dict[int, tuple[float, SlurmJob | str | None]] = {}
 
     def tail(self, job_id: int, most: int, work_dir: str = "") -> list[str]:
@@ -39,7 +35,7 @@ class Logs:
 
         Without a log, return a line that says why. If Slurm does not answer, look in `work_dir` for the default name.
         """
-        now = self._clock()
+        now = time.monotonic()
         self._found = {id_: found for id_, found in self._found.items() if now - found[0] < ASK_AGAIN_S}
         if job_id not in self._found:
             self._found[job_id] = now, self._ask(job_id)

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -20,6 +21,7 @@ from ones_db import HealthRecord, Store
 from ones_db.leader import LeaderLock
 from ones_db.user_files import KEEP_S
 from slurm_ones.config import SITE_VIEW, view_name
+from slurm_ones.service import publisher as service_publisher
 from slurm_ones.service.publisher import ACL, FOLDER_MODE, Publisher, let_read, readable_by
 from slurm_ones.untrusted_files import NotBelieved
 from tests.db.make import change, decision, job, resized_job
@@ -60,11 +62,16 @@ def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 
 
 @pytest.fixture
-def make(url: str, folder: Path, names: dict[str, int]) -> Iterator[Callable[..., Publisher]]:
+def make(
+    url: str, folder: Path, names: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., Publisher]]:
     made = []
 
     def publisher(now: float = NOW, round_s: float = 10.0) -> Publisher:
-        made.append(Publisher(url, "gres", folder, clock=lambda: now, round_s=round_s))
+        clocks = SimpleNamespace(time=lambda: now, monotonic=time.monotonic, thread_time=time.thread_time)
+        monkeypatch.setattr(service_publisher, "time", clocks)
+        monkeypatch.setattr(service_publisher, "ROUND_S", round_s)
+        made.append(Publisher(url, "gres", folder))
         return made[-1]
 
     yield publisher

@@ -6,8 +6,10 @@ import json
 import logging
 import socket
 import sys
+import time
 import urllib.request
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -22,6 +24,7 @@ from slurm_ones.cli.status import examine, lines
 from slurm_ones.companion import Tick
 from slurm_ones.config import FIXED_KEYS, ConfigError, ReloadableSettings, Settings, parse
 from slurm_ones.jobs.elastic import Observation
+from slurm_ones.service import health as service_health
 from slurm_ones.service.health import Health, Notifier
 from slurm_ones.service.logs import LastErrorHandler
 from slurm_ones.slurm.client import Unreachable
@@ -142,11 +145,12 @@ def tick() -> Tick:
     return Tick(Observation(Snapshot(0.0, {}, {}, {}), {}), seconds=0.25)
 
 
-def test_ticks_and_errors_are_written_down(url: str) -> None:
+def test_ticks_and_errors_are_written_down(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One row, with the newest of each; a database that cannot be written to costs nothing but a line in the log."""
     last = LastErrorHandler()
     with Store.open(url, "here") as store:
-        health = Health(Notifier({}), last, clock=lambda: 500.0)
+        monkeypatch.setattr(service_health, "time", SimpleNamespace(time=lambda: 500.0, monotonic=time.monotonic))
+        health = Health(Notifier({}), last)
         health.leads(store, Settings(mode="act"))
         assert store.health() == HealthRecord(500.0, "act", 60.0)
         health.ticked(tick())
