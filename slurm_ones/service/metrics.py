@@ -142,13 +142,9 @@ class Labels:
         self._most = partitions, pairs
         self._partitions: set[str] = {OTHER}
         self._pairs: set[Who] = set()
-        self._known: dict[Who, Who] = {}
 
     def who(self, partition: str, account: str) -> Who:
         """Return the labels for a partition and an account. Names beyond the limits become `OTHER`."""
-        found = self._known.get((partition, account))
-        if found is not None:
-            return found
         name, whose = _text(partition), _text(account)
         if name not in self._partitions:
             if len(self._partitions) > self._most[0]:
@@ -158,8 +154,6 @@ class Labels:
             if len(self._pairs) >= self._most[1]:
                 return name, OTHER
             self._pairs.add((name, whose))
-        if len(self._known) < 4 * self._most[1]:
-            self._known[partition, account] = name, whose
         return name, whose
 
 
