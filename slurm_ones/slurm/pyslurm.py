@@ -1,4 +1,4 @@
-"""PySlurm client: reads the queue and single jobs, releases and defers through libslurm, without a process per call.
+"""PySlurm client: reads the queue and single jobs through libslurm, without a process per call.
 
 Importing this module raises ImportError if PySlurm does not fit Slurm's release, so only `connect` imports it.
 
@@ -11,11 +11,8 @@ plugins to it.
 
 from __future__ import annotations
 
-import math
 import os
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from operator import attrgetter
 from typing import Any
@@ -28,14 +25,6 @@ from slurm_ones.slurm.parse import BITSTR, job_of, rows
 
 # libslurm reads the same variable when it reads the first array.
 os.environ.update(BITSTR)
-
-
-@contextmanager
-def _errors(what: str) -> Iterator[None]:
-    try:
-        yield
-    except pyslurm.PyslurmError as error:
-        raise error_of(what, str(error)) from None
 
 
 def _plain(value: Any) -> Any:
@@ -74,8 +63,10 @@ class PySlurmClient(CommandClient):
     def _load(self, what: str, load: Callable[[], Any]) -> Any:
         def once() -> Any:
             self._keepalive()
-            with _errors(what):
+            try:
                 return load()
+            except pyslurm.PyslurmError as error:
+                raise error_of(what, str(error)) from None
 
         return with_retries(once)
 
@@ -94,20 +85,3 @@ class PySlurmClient(CommandClient):
         # into a hold is a text. It stays when an operator holds the job too.
         held = job.pending and job.held and (job.requeue_held or not job.reason.startswith("JobHeld"))
         return super().job(job_id) if job.array or held else job
-
-    def release(self, job_id: JobKey, *, start_now: bool = True) -> None:
-        if isinstance(job_id, Task):
-            super().release(job_id, start_now=start_now)
-            return
-        with _errors(f"release job {job_id}"):
-            if start_now:
-                pyslurm.Job(job_id).modify(pyslurm.JobSubmitDescription(begin_time="now"))
-            pyslurm.Job(job_id).release()
-
-    def defer(self, job_id: JobKey, until: float) -> None:
-        if isinstance(job_id, Task):
-            super().defer(job_id, until)
-            return
-        when = math.ceil(until) if until > time.time() else "now"
-        with _errors(f"defer job {job_id}"):
-            pyslurm.Job(job_id).modify(pyslurm.JobSubmitDescription(begin_time=when))
