@@ -46,7 +46,7 @@ def web(
         raise StoreError(f"the page needs {', '.join(missing)}: pip install 'slurm-ones[web]'")
     import uvicorn
 
-    from slurm_ones.show.app import Access, Web, address
+    from slurm_ones.show.app import Web, address
     from slurm_ones.show.connections import OPTIONS, BoundedSocket
     from slurm_ones.show.logs import Logs
 
@@ -68,7 +68,7 @@ def web(
     secret = "" if user_header else token or secrets.token_urlsafe(24)
     # Behind a proxy many users share this process, which a file on a path that hangs could stop.
     logs = None if user_header else Logs(settings, own_only=True)
-    app = Web(opened, Access(secret, user_header), root, logs).app
+    app = Web(opened, secret, root, logs, user_header).app
     # Bound before it is named: nobody else can get the port in between.
     listening = _listening(host, port)
     say(f"The live page: {address(host, listening.getsockname()[1], root, secret)}")

@@ -9,7 +9,6 @@ import hmac
 import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from importlib.resources import files
 from urllib.parse import parse_qs, quote, urlencode
@@ -43,29 +42,19 @@ HEADERS = {
 }
 
 
-@dataclass(frozen=True)
-class Access:
-    """Rules of access: the token shows all jobs, and `user_header` only the jobs of the user in it."""
-
-    token: str
-    """Secret that a request must have; empty if none is needed, as behind a proxy that authenticates users."""
-    user_header: str = ""
-    """HTTP header in which the proxy names the user; empty without such a proxy."""
-
-
 class Web:
     """Web application over one database. A proxy may serve it below a path `root`, such as `/node/n1/8675`."""
 
     def __init__(
-        self,
-        opened: Callable[[], Store],
-        access: Access,
-        root: str = "",
-        logs: Logs | None = None,
+        self, opened: Callable[[], Store], token: str, root: str = "", logs: Logs | None = None, user_header: str = ""
     ) -> None:
-        """Serve the database that `opened` opens. `logs` finds jobs' logs; without it, pages show no log."""
+        """Serve the database that `opened` opens. `logs` finds jobs' logs; without it, pages show no log.
+
+        A request must have the secret `token`, which shows all jobs, unless it is empty. Behind a proxy that names the
+        user in the HTTP header `user_header`, a request shows only the jobs of this user.
+        """
         self.feed = TickFeed(opened)
-        self._opened, self._access, self._logs = opened, access, logs
+        self._opened, self._token, self._logs, self._user_header = opened, token, logs, user_header
         self._root = "/" + root.strip("/") if root.strip("/") else ""
         self._viewers = 0
         routes = [
@@ -100,13 +89,13 @@ class Web:
         """Return the response to a request that is refused; None if it is allowed."""
         if len(request.scope["query_string"]) > QUERY:
             return PlainTextResponse("the query is too long\n", 414, HEADERS)
-        if not self._access.token:
+        if not self._token:
             request.scope[ADMITTED] = True
             return None
         asked = _asked(request)
         bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
         given = asked.get("token", [""])[0] or bearer or request.cookies.get(cookie(request, self._root), "")
-        if not hmac.compare_digest(given.encode(), self._access.token.encode()):
+        if not hmac.compare_digest(given.encode(), self._token.encode()):
             return PlainTextResponse(
                 "open the address that `slurm-ones web` printed: it holds a token, and this one does not fit\n",
                 403,
@@ -121,15 +110,15 @@ class Web:
             # Lax: a link in a mail or on a portal's page comes from another site, and is to work. Requests that other
             # sites make behind the reader's back carry no cookie, and none would change anything.
             name = cookie(request, self._root)
-            answer.set_cookie(name, self._access.token, path=self._root or "/", httponly=True, samesite="lax")
+            answer.set_cookie(name, self._token, path=self._root or "/", httponly=True, samesite="lax")
             return answer
         return None
 
     def _user(self, request: Request) -> str | None:
         """Return the user whose jobs the request may see: "" for all users, None if the proxy names none."""
-        if not self._access.user_header:
+        if not self._user_header:
             return ""
-        named = request.headers.getlist(self._access.user_header)
+        named = request.headers.getlist(self._user_header)
         # Of two one may be the client's own.
         return (named[0] or None) if len(named) == 1 else None
 
@@ -153,7 +142,7 @@ class Web:
             return refused
         user = self._user(request)
         if user is None:
-            return PlainTextResponse(f"no user, or several, in the header {self._access.user_header}\n", 403, HEADERS)
+            return PlainTextResponse(f"no user, or several, in the header {self._user_header}\n", 403, HEADERS)
 
         def made(moment: Moment) -> bytes:
             whole = make(moment)

@@ -392,14 +392,13 @@ def asked(data: bytes) -> None:
 
 @cache
 def _web() -> tuple[Any, asyncio.AbstractEventLoop]:
-    from slurm_ones.show.app import Access, Web
+    from slurm_ones.show.app import Web
 
     url = f"sqlite:///{scratch() / 'web.sqlite'}"
     migrate.upgrade(url)
     with Store.open(url, "fuzz") as store:
         store.record_jobs([job(7, name="secret-of-alice", user="alice"), job(8, user="bob")])
-    access, root = Access("", "x-user"), "/node/n1/8675"
-    web = Web(lambda: Store.open(url, "fuzz", read_only=True), access, root)
+    web = Web(lambda: Store.open(url, "fuzz", read_only=True), "", "/node/n1/8675", user_header="x-user")
     web.feed.moment = web.feed._look() or web.feed.moment
     return web, asyncio.new_event_loop()
 

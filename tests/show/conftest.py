@@ -15,7 +15,7 @@ import pytest
 
 from ones_db import HealthRecord, NodeRecord, Store
 from ones_db.leader import LeaderLock
-from slurm_ones.show.app import Access, Web
+from slurm_ones.show.app import Web
 from slurm_ones.show.logs import Logs
 from tests.db.make import SPEC, decision, epoch, hello, job, report, resized_job, run, said, throughput
 from tests.test_cli import HOSTILE
@@ -81,13 +81,15 @@ def serve(url: str) -> Iterator[Callable[..., Page]]:
     uvicorn = pytest.importorskip("uvicorn")
     servers: list[tuple[Any, threading.Thread]] = []
 
-    def begin(access: Access | None = None, root: str = "", look_s: float = 0.05, logs: Logs | None = None) -> Page:
+    def begin(
+        token: str = TOKEN, user_header: str = "", root: str = "", look_s: float = 0.05, logs: Logs | None = None
+    ) -> Page:
         def opened() -> Store:
             return Store.open(url, "gres", read_only=True)
 
         from slurm_ones.show.connections import OPTIONS, BoundedSocket
 
-        web = Web(opened, access or Access(TOKEN), root, logs)
+        web = Web(opened, token, root, logs, user_header)
         web.feed._look_s = look_s
         listening = socket.create_server(("127.0.0.1", 0), backlog=1024)
         server = uvicorn.Server(uvicorn.Config(web.app, **OPTIONS))

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from slurm_ones.show import api
-from slurm_ones.show.app import Access
 from slurm_ones.show.columns import DECISION, JOB, NODE, RESIZE
 from tests.commands import printed
 from tests.show.conftest import TOKEN, Page
@@ -46,7 +45,7 @@ def test_only_with_the_token(serve: Serve) -> None:
 
 
 def test_a_user_sees_their_own_jobs(serve: Serve) -> None:
-    page = serve(Access("", "X-Remote-User"))
+    page = serve("", "X-Remote-User")
     everything = serve()
     users = {job["user"] for job in get(everything, "jobs")}
     assert len(users) > 1

@@ -26,7 +26,7 @@ from ones_wrapper.protocol import RUN_URL, directory_name
 from slurm_ones.config import Settings
 from slurm_ones.show import app as web_app
 from slurm_ones.show import connections, live
-from slurm_ones.show.app import Access, address
+from slurm_ones.show.app import address
 from slurm_ones.show.feed import TickFeed
 from slurm_ones.show.logs import Logs
 from slurm_ones.show.pictures import MOST_SHAPES, gpus_over_time
@@ -115,7 +115,7 @@ def test_only_with_the_token(serve: Serve) -> None:
 
 def test_pages_of_one_host_do_not_log_each_other_out(serve: Serve) -> None:
     """Protects whoever has two pages open: a browser sends all cookies of a host to each of its ports and paths."""
-    pages = [serve(), serve(Access("another")), serve(Access("third"), root="/node/n1/8675")]
+    pages = [serve(), serve("another"), serve("third", root="/node/n1/8675")]
     jar: dict[str, str] = {}
     for page, token in zip(pages, (TOKEN, "another", "third"), strict=True):
         _, headers, _ = page.get(f"/?token={token}", Cookie="")
@@ -127,7 +127,7 @@ def test_pages_of_one_host_do_not_log_each_other_out(serve: Serve) -> None:
 
 def test_a_proxys_user_sees_their_own_jobs_alone(serve: Serve) -> None:
     """Protects users from each other behind a proxy that names them; nobody is seen where nobody is named."""
-    page = serve(Access("", "X-User"))
+    page = serve("", "X-User")
     _, _, text = page.get("/", **{"X-User": "bob"})
     assert "trains" in text and "job7" not in text and "owned" not in text
     assert page.get("/jobs/7", **{"X-User": "bob"})[0] == 404
@@ -186,7 +186,7 @@ def test_a_proxy_may_take_its_path_away_or_pass_it_on(serve: Serve, below: str) 
 
 def test_a_user_that_is_named_twice_is_nobody(serve: Serve) -> None:
     """Protects users from each other where a proxy adds its header to the client's own."""
-    page = serve(Access("", "X-User"))
+    page = serve("", "X-User")
     connection = http.client.HTTPConnection("127.0.0.1", page.port, timeout=60)
     connection.putrequest("GET", "/")
     for user in ("alice", "bob"):
@@ -379,7 +379,7 @@ def test_a_user_sees_their_own_last_ended(serve: Serve, monkeypatch: pytest.Monk
     and none at a tick, but where more have ended between two ticks than a look takes."""
     monkeypatch.setattr(live, "ENDED", 3)
     monkeypatch.setattr(web_app.pages, "ENDED", 3)
-    page = serve(Access("", "X-User"))
+    page = serve("", "X-User")
 
     def ended(user: str, *numbers: int) -> None:
         with Store.open(page.url, "gres") as store:
@@ -413,7 +413,7 @@ def test_a_user_sees_their_own_last_ended(serve: Serve, monkeypatch: pytest.Monk
 def test_an_older_job_is_not_shown_to_another_user(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     """Protects users from each other also where a job is looked up by itself."""
     monkeypatch.setattr(live, "ENDED", 0)
-    page = serve(Access("", "X-User"))
+    page = serve("", "X-User")
     with Store.open(page.url, "gres") as store:
         store.record_jobs([job(30, user="alice", state="COMPLETED", end_time=5000.0)])
     page.tick(time.time() + 1)
