@@ -88,7 +88,7 @@ class LeaderLock(AbstractContextManager["LeaderLock"]):
 
     def check(self) -> None:
         """Raise `NotLeader` if this process lost the lock, there is a newer term, or the database does not answer."""
-        term = self._own_term()
+        term = self.own_term()
         try:
             with self._lock.held() as connection:
                 check_term(connection, self._cluster, term)
@@ -100,7 +100,7 @@ class LeaderLock(AbstractContextManager["LeaderLock"]):
 
     def beat(self, now: float) -> None:
         """Store a heartbeat, by which standbys see that this process runs. Raises `NotLeader` and `StoreError`."""
-        term = self._own_term()
+        term = self.own_term()
         with self._lock.held(write=True) as connection:
             check_term(connection, self._cluster, term)
             connection.execute(self._row(term).values(beat=now))
@@ -128,7 +128,8 @@ class LeaderLock(AbstractContextManager["LeaderLock"]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _own_term(self) -> int:
+    def own_term(self) -> int:
+        """Return the number of this process's term. Raises `NotLeader` if it does not lead, as far as it knows."""
         if self.term is None:
             raise NotLeader(f"{self.place}: this companion does not lead")
         return self.term

@@ -71,9 +71,7 @@ class Leadership(Election):
     @property
     def term(self) -> int:
         """Number of this companion's term. Raises `NotLeader` if this companion does not lead."""
-        if self._lock.term is None:
-            raise NotLeader(f"{self._lock.place}: this companion does not lead")
-        return self._lock.term
+        return self._lock.own_term()
 
     def check(self) -> None:
         """Raise `NotLeader` unless the database confirms that this companion leads now."""

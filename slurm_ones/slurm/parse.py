@@ -147,12 +147,6 @@ def state_of(names: tuple[str, ...], *, held: bool) -> tuple[JobState, frozenset
 _gpus, _gpu_kind, _other_gres = lru_cache(4096)(gpus), lru_cache(4096)(gpu_kind), lru_cache(4096)(other_gres)
 
 
-@lru_cache(4096)
-def _requested_nodes(tres: str) -> int | None:
-    found = _NODES.search(tres)
-    return int(found[1]) if found is not None else None
-
-
 def job_of(row: tuple[Any, ...]) -> SlurmJob:
     """Return the job with these values, one for each of `FIELDS` in order."""
     plain = dict(zip(FIELDS, row[:_PLAIN], strict=False))
@@ -165,8 +159,8 @@ def job_of(row: tuple[Any, ...]) -> SlurmJob:
         # 22.05 still shows the nodes of a requeued job's last run, and a restarted slurmctld those of an array's task
         # before a change. If the user asked for no maximum, it shows 0 or the same number as the maximum. The present
         # request is in the job's TRES.
-        asked = _requested_nodes(more.requested) if pending else None
-        nodes = most = nodes if asked is None else asked
+        asked = _NODES.search(more.requested) if pending else None
+        nodes = most = nodes if asked is None else int(asked[1])
     requeue_held = held and REQUEUE_HELD in (more.description if reason == "JobHeldUser" else reason).replace("_", " ")
     gpus_per_node = _gpus(more.gres)
     array_tasks = plain["array_tasks"] or ((more.array_task,) if more.array_task >= 0 else ())
