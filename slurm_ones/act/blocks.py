@@ -18,7 +18,7 @@ from ones_db.reasons import Reason, reason
 from ones_wrapper.protocol import Membership, Order
 from ones_wrapper.protocol.slurm_commands import NO_LICENSES
 from slurm_ones.act.arrays import is_alive, look_at
-from slurm_ones.act.holds import forgot_start, forgotten, last_unheld, may_be_ours
+from slurm_ones.act.holds import forgot_release, forgot_start, may_be_ours
 from slurm_ones.act.machine import Machine
 from slurm_ones.act.orders import OrderError
 from slurm_ones.act.transitions import State
@@ -330,8 +330,8 @@ def _never_joins(machine: Machine, resize: ResizeRecord, array: WholeJob) -> Rea
             return reason("never_starts", cause=job.reason)
         if job.limited:
             return reason("limit_reached", cause=job.reason)
-        last = last_unheld(machine.seen, job)
-        if may_be_ours(job) and forgotten(machine.client, machine.store.resize_steps(resize.id)[-1].time, last):
+        released = machine.store.resize_steps(resize.id)[-1].time
+        if may_be_ours(job) and forgot_release(machine.client, released, job, machine.seen):
             return reason("block_release_forgotten", task=task)
         if job.pending and job.held:
             jobs = _joining_jobs(resize, array)

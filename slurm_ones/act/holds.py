@@ -37,7 +37,9 @@ FORGOTTEN_S = 300.0
 few seconds."""
 
 DOWN_S = 3600.0
-"""Longest time for which slurmctld is down after a release, in seconds, for a job that it has not considered since."""
+"""Longest time from a release to a restart of slurmctld that forgets it, in seconds, for a companion that starts later.
+It does not know when slurmctld went down: a longer time would lift more holds of owners whose job Slurm never
+considered in between."""
 
 
 class HeldTasks:
@@ -145,17 +147,21 @@ def _trains(job: SlurmJob, told: MembershipRecord) -> bool:
     return (task_of(job), job.restart) in zip(told.report.blocks, told.report.restarts, strict=False)
 
 
-def forgotten(client: SlurmClient, then: float, last: float = 0.0) -> bool:
-    """Tell whether slurmctld restarted within `FORGOTTEN_S` after this time, so that it may have forgotten what it did
-    then, such as a release. It forgot no release if the job waited without a hold after that, at the time `last`."""
+def forgotten(client: SlurmClient, then: float, up: float = math.inf) -> bool:
+    """Tell whether slurmctld restarted after this time and may have forgotten what it did then. It did so within
+    `FORGOTTEN_S` before it was last seen `up`, or before it restarted if that is unknown."""
     began = _began(client)
-    return 0.0 < began - then <= FORGOTTEN_S and began > last
+    return then < began and min(began, up) - then <= FORGOTTEN_S
 
 
-def last_unheld(seen: Snapshot | None, job: SlurmJob) -> float:
-    """Return the time of a snapshot in which this job waits without a hold; 0 if it does not, or without a snapshot."""
-    before = seen.jobs.get(job.job_id) if seen is not None else None
-    return seen.time if seen is not None and before is not None and before.pending and not before.held else 0.0
+def forgot_release(client: SlurmClient, then: float, job: SlurmJob, seen: Snapshot | None) -> bool:
+    """Tell whether slurmctld restarted and may have forgotten that a job was released at this time. It did not if the
+    job waits without a hold in the last snapshot `seen`, unless slurmctld restarted after that."""
+    if seen is None:
+        return forgotten(client, then)
+    before = seen.jobs.get(job.job_id)
+    waits = before is not None and before.pending and not before.held
+    return forgotten(client, then, seen.time) and not (waits and seen.time >= _began(client))
 
 
 def _began(client: SlurmClient) -> float:
@@ -212,7 +218,8 @@ class StaleHolds:
             return True
         # A block may have waited again since: a companion that has not seen it goes by its restart count.
         released = [self._released(one, job) for one in resizes if self._last or one.mechanism != BLOCKS]
-        lost = [time for time in released if 0.0 < began - time <= DOWN_S]
+        up, most_s = (self._last, FORGOTTEN_S) if self._last else (began, DOWN_S)
+        lost = [time for time in released if time < began and up - time <= most_s]
         return bool(lost) and not self._considered(job, max(lost))
 
     def _considered(self, job: SlurmJob, since: float) -> bool:

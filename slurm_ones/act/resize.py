@@ -16,7 +16,7 @@ from ones_db.shape import PARKED, Shape
 from ones_wrapper.protocol import DRAIN_WAIT_S, Order
 from slurm_ones.act.arrays import job_of
 from slurm_ones.act.blocks import advance_blocks
-from slurm_ones.act.holds import forgotten, in_our_hold, last_unheld, may_be_ours
+from slurm_ones.act.holds import forgot_release, in_our_hold, may_be_ours
 from slurm_ones.act.machine import ASK_AGAIN_S, Machine
 from slurm_ones.act.orders import OrderError
 from slurm_ones.act.transitions import Stage, State
@@ -75,8 +75,9 @@ def _is_held_again(machine: Machine, resize: ResizeRecord, job: WholeJob) -> boo
     """Tell whether the released job is held again, because Slurm forgot its release."""
     if not may_be_ours(job.first):
         return False
-    steps, last = machine.store.resize_steps(resize.id), last_unheld(machine.seen, job.first)
-    return any(step.state == State.HOLDING for step in steps) and forgotten(machine.client, steps[-1].time, last)
+    steps = machine.store.resize_steps(resize.id)
+    held = any(step.state == State.HOLDING for step in steps)
+    return held and forgot_release(machine.client, steps[-1].time, job.first, machine.seen)
 
 
 # -- the drain ---------------------------------------------------------------------------------------------------------

@@ -256,13 +256,17 @@ def test_a_waiting_job_of_blocks_is_reshaped_as_a_whole(make: Make) -> None:
     assert {job.gpus_per_node for job in world.tasks.values()} == {2}
 
 
-def test_a_block_whose_release_slurm_forgets_before_it_joined(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("down_s", [5, 600])
+def test_a_block_whose_release_slurm_forgets_before_it_joined(
+    make: Make, monkeypatch: pytest.MonkeyPatch, down_s: int
+) -> None:
     """slurmctld died: the block stands in our hold again, and stays ours."""
     world = make()
     world.drain_all()
     world.begin({1: ONE})
     world.until(State.JOINING)
-    world.simulated.pass_time(5)
+    world.machine.seen = world.simulated.client.snapshot()
+    world.simulated.pass_time(down_s)
     _forget_release(world, monkeypatch)
     resize = world.finish()
     world.check()

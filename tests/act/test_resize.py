@@ -465,12 +465,14 @@ def test_a_release_that_slurm_forgot_is_repeated(make_world: Make, state: Stage)
     assert (world.job.state, world.job.held_by) == (JobState.RUNNING, "") and "held" not in str(resize.outcome)
 
 
-def test_a_release_of_a_job_that_waits_is_repeated_too(make_world: Make) -> None:
+@pytest.mark.parametrize("down_s", [5, 7200])
+def test_a_release_of_a_job_that_waits_is_repeated_too(make_world: Make, down_s: int) -> None:
     """Its hold looks like the owner's: slurmctld started since the job was seen out of it."""
     world = make_world(running=False)
     rigid = fill(world, 4)
     reach(world, Stage(State.WAITING))
-    world.slurm.pass_time(5)
+    world.machine.seen = world.slurm.snapshot()
+    world.slurm.pass_time(down_s)
     world.slurm.forgets_release(world.job_id, requeued=False)
     world.slurm.end(rigid.job_id, JobState.COMPLETED)
     assert world.finish().state == State.DONE and world.job.state is JobState.RUNNING
@@ -546,15 +548,15 @@ def test_a_release_that_slurm_forgot_with_a_later_run_is_repeated(make_world: Ma
         "the owner's hold",
         "the owner's hold that no tick saw",
         "the owner's later hold",
-        "half an hour",
-        "two hours",
+        "down for half an hour",
+        "down for two hours",
     ],
 )
 def test_a_hold_of_a_job_that_waited_is_ours_if_slurm_forgot_its_release(
     make_world: Make, after: str, restarted: bool
 ) -> None:
     """By its looks it might be the owner's: it is theirs if it was seen before slurmctld started, came later, or Slurm
-    considered the job in between. A companion that starts later knows that too."""
+    considered the job in between. A companion that starts later knows that too, but not when slurmctld went down."""
     world = make_world(running=False)
     fill(world, 4)
     world.begin()
@@ -562,12 +564,15 @@ def test_a_hold_of_a_job_that_waited_is_ours_if_slurm_forgot_its_release(
     ticks = Ticks(world)
     if after == "the owner's hold":
         world.slurm.owner_holds(world.job_id)
-    if "hour" in after:
-        world.slurm.pass_time(1800 if after == "half an hour" else 7200)
+    if after == "the owner's hold, not considered":
+        world.slurm.pass_time(600)
     ticks.tick()
-    if after == "the owner's hold that no tick saw":
+    if after in ("the owner's hold that no tick saw", "the owner's hold, not considered"):
         world.slurm.owner_holds(world.job_id)
-    world.slurm.pass_time(5)
+    if after == "the owner's hold, not considered":
+        world.job.record.considered = 0.0
+    world.slurm.pass_time({"down for half an hour": 1800, "down for two hours": 7200}.get(after, 5))
+        "the owner's hold, not considered",
     if world.job.held_by:
         world.slurm.booted = world.clock()
     else:
@@ -585,7 +590,8 @@ def test_a_hold_of_a_job_that_waited_is_ours_if_slurm_forgot_its_release(
         world.slurm.owner_holds(world.job_id)
     ticks.tick()
     ticks.tick()
-    assert world.job.held_by == ("owner" if "owner" in after else "us" if after == "two hours" else "")
+    unknown = {"the owner's hold, not considered": "", "down for two hours": "us"} if restarted else {}
+    assert world.job.held_by == unknown.get(after, "owner" if "owner" in after else "")
 
 
 def test_a_release_that_slurm_forgot_and_then_refused_is_repeated(make_world: Make) -> None:
