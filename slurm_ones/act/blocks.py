@@ -354,8 +354,6 @@ def _leaving(machine: Machine, resize: ResizeRecord, array: WholeJob) -> ResizeR
     if resize.back:
         return _withdrawing(machine, resize, array)
     seen = machine.reports.membership(array, resize.order_number)
-    if seen is None:  # by the newest report the leaving blocks train, so a hold on them would not be the companion's
-        resize = _note_held(machine, resize, {*resize.held, *resize.dropped})
     resize, left = _put_back(machine, resize, array, resize.dropped)
     if left and not machine.late(resize):
         return resize
@@ -392,13 +390,11 @@ def _withdrawing(machine: Machine, resize: ResizeRecord, array: WholeJob) -> Res
     if joined:
         return machine.move(resize, State.LEAVING, reason("blocks_joined"), back=False)
     # If some blocks had joined already they stay, and the blocks that they replaced are gone.
-    # A dropped block that waits in a hold is held by somebody else, unless the hold is stored already.
-    waits = {task for task in resize.dropped if (job := array.tasks.get(task)) and job.pending and job.held}
-    tasks = [task for task in (*dict(resize.added), *resize.dropped) if task not in training | waits]
+    tasks = [task for task in (*dict(resize.added), *resize.dropped) if task not in training]
     # Tasks that the companion holds must be stored even if the job never reports that they left, or is stopped right
     # after. Tasks that it does not hold must be removed, since their owner may hold them later.
     loose = {task for task in resize.held if (job := array.tasks.get(task)) and job.pending and not job.held}
-    resize = _note_held(machine, resize, ({*resize.held} - training - loose) | {*tasks})
+    resize = _note_held(machine, resize, (({*resize.held} - loose) | {*dict(resize.added)}) - training)
     resize, left = _put_back(machine, resize, array, tasks)
     if (left or stands) and not machine.late(resize):
         return resize
@@ -420,7 +416,8 @@ def _put_back(
     """Hold the tasks that no longer run. Return the resize and the tasks that still run.
 
     A task that failed or that Slurm forgot is left out. A waiting task is not held if the job has no other block left.
-    It is stored as released, since its owner may hold it before the next look.
+    It is stored as released, since its owner may hold it before the next look. Each hold is stored before it is set: a
+    task that waits in another is held by somebody else.
     """
     left = []
     others = (job for task, job in array.tasks.items() if task not in tasks and not job.ended)
@@ -432,15 +429,15 @@ def _put_back(
         resize = machine.store.note_let_go(resize.id, sorted(let_go))
     for task in tasks:
         job = array.tasks.get(task)
-        if job is None or (job.ended and not has_left(job)) or (job.pending and job.held):
+        if job is None or (job.ended and not has_left(job)) or (job.pending and job.held) or task in loose:
             continue
         if job.completing or not (job.pending or job.ended):
             left.append(task)
             continue
+        resize = _note_held(machine, resize, {*resize.held, task})
         try:
             if job.pending:
-                if not alone:
-                    machine.client.hold(Task(array.job_id, task))
+                machine.client.hold(Task(array.job_id, task))
             elif machine.wanted(array):
                 machine.client.reuse(Task(array.job_id, task))
         except Refused as error:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from operator import add, itemgetter
 from typing import NamedTuple
 
-from ones_db import RESIZE_DONE, RESIZE_ROLLED_BACK, JobHistory, ResizeRecord
+from ones_db import RESIZE_DONE, JobHistory, ResizeRecord
 from ones_db.reasons import Reason, reason
 from ones_db.shape import Shape
 from slurm_ones.config import LimitSettings
@@ -203,8 +203,7 @@ def held_by_us(resizes: Iterable[ResizeRecord]) -> frozenset[int]:
     ours: set[int] = set()
     for resize in resizes:
         if resize.mechanism == BLOCKS:
-            # If a change was taken back, dropped blocks train on, or were stored as held.
-            ours |= {*resize.held} | (set() if resize.state == RESIZE_ROLLED_BACK else {*resize.dropped})
+            ours |= {*resize.held}
             added = {task for task, _ in resize.added}
             ours = (ours - added if resize.state == RESIZE_DONE else ours | added) | {*resize.preempted}
             ours -= _given_up(resize.outcome) | {*resize.let_go}

@@ -1202,6 +1202,17 @@ def test_a_block_that_was_to_leave_and_that_its_owner_holds_first_is_not_ours(ma
     _stays_its_owners(world, 1)
 
 
+def test_a_block_that_its_owner_holds_before_it_has_left_is_not_ours(make: Make) -> None:
+    """It is held while it trains, and Slurm requeues it into that hold before the other takes its place."""
+    world = make({1: ONE})
+    world.begin({2: ONE}, (1,))
+    world.until(State.JOINING)
+    world.cluster.hold(Task(world.job_id, 1))
+    world.cluster.preempt(Task(world.job_id, 1))
+    assert world.finish().state == State.DONE and world.tasks[1].pending and 3 in world.machine_held()
+    _stays_its_owners(world, 1)
+
+
 def _stays_its_owners(world: BlockWorld, task: int) -> None:
     """Its owner holds it before the companion looks again, which only starts then."""
     world.cluster.hold(Task(world.job_id, task))

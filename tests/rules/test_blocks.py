@@ -359,7 +359,7 @@ def test_tasks_that_others_hold_are_not_used() -> None:
 
 def test_what_is_held_by_us() -> None:
     """By our resizes; not what its owner was seen to hold since."""
-    first = change_of(1, Shape(1, 1), Shape(1, 2), "done", held=(1, 2, 3), dropped=(0,))
+    first = change_of(1, Shape(1, 1), Shape(1, 2), "done", held=(0, 1, 2, 3), dropped=(0,))
     held = held_by_others({2})
     second = replace(first, held=(), dropped=(), added=((2, Shape(1, 1)),), outcome=held)
     other = replace(first, mechanism="requeue", held=(7,))
@@ -367,7 +367,9 @@ def test_what_is_held_by_us() -> None:
     assert held_by_us([first, replace(second, outcome=held_by_others({2, 3}))]) == {0, 1}
     joined = replace(first, held=(), dropped=(), added=((2, Shape(1, 1)),), let_go=(3,))
     assert held_by_us([first, joined]) == {0, 1} and ever_held_by_us([first, joined]) == {0, 1, 2, 3}
-    assert held_by_us([first, joined, replace(first, held=(), dropped=(2,))]) == {0, 1, 2}, "it trained, and left"
+    left = replace(first, held=(2,), dropped=(2,))
+    assert held_by_us([first, joined, left]) == {0, 1, 2}, "it trained, and left"
+    assert held_by_us([first, joined, replace(left, held=())]) == {0, 1}, "into its owner's hold"
     preempted = replace(joined, preempted=(2,))
     assert held_by_us([first, preempted]) == {0, 1, 2} and held_by_us([first, preempted, joined]) == {0, 1}
     back = replace(first, state="rolled_back", held=(1,))
