@@ -35,6 +35,9 @@ class ResizeReports(Protocol):
     def drained(self, job: WholeJob, restart: int, order: int) -> float | None:
         """Return when the job reported the checkpoint that this drain order asked for; None before that."""
 
+    def gone(self, job: WholeJob, restart: int) -> bool:
+        """Tell whether the run, which had drained, reported that its processes end."""
+
     def restarted(self, job: WholeJob, after_restart: int) -> float | None:
         """Return the pause of training, in seconds, once a run later than `after_restart` has reported its start; else
         None."""

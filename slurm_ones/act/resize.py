@@ -65,10 +65,28 @@ def _advance_requeue(machine: Machine, resize: ResizeRecord) -> ResizeRecord:
     if job.ended:
         return machine.move(resize, State.ENDED, reason("job_ended", state=job.first.state.value))
     state = State(resize.state)
-    released = state in (State.WAITING, State.STARTING)
-    if released and (in_our_hold(job.first, resize) or _is_held_again(machine, resize, job)):
+    if job.first.completing and resize.restart >= 0 and state is not State.DRAINING:
+        return resize
+    forgot, released = _forgot_requeue(machine, resize, job), state in (State.WAITING, State.STARTING)
+    # A shape that was set since is forgotten too.
+    again = forgot and (released or state is State.RELEASING)
+    if again or (released and (in_our_hold(job.first, resize) or _is_held_again(machine, resize, job))):
         return machine.move(resize, State.RESHAPING, reason("release_forgotten"))
+    if forgot:
+        if machine.due(resize):
+            machine.client.requeue_hold(job.key)
+        return resize
     return HANDLERS[state](machine, resize, job)
+
+
+def _forgot_requeue(machine: Machine, resize: ResizeRecord, job: WholeJob) -> bool:
+    """Tell whether Slurm forgot that the job was requeued. It shows the run that the resize ended: the job was seen to
+    wait since, or the run itself reported that it ends. A hold by others stays, until Slurm finds no process."""
+    if not job.running or job.held or job.restart != resize.restart or job.first.start_time > resize.started:
+        return False
+    if State(resize.state) is State.REQUEUING:
+        return machine.reports.gone(job, resize.restart)
+    return State(resize.state) is not State.DRAINING
 
 
 def _is_held_again(machine: Machine, resize: ResizeRecord, job: WholeJob) -> bool:
@@ -113,8 +131,6 @@ def _draining(machine: Machine, resize: ResizeRecord, job: WholeJob) -> ResizeRe
 
 
 def _requeuing(machine: Machine, resize: ResizeRecord, job: WholeJob) -> ResizeRecord:
-    if job.first.completing:
-        return resize
     if job.pending:
         if not job.held:
             return _cancel_drain(machine, resize, job, reason("released_before_reshape"))

@@ -109,6 +109,7 @@ EDGES = (
     Edge(REQUEUE, State.RELEASING, _EITHER, State.WAITING, "it is in no hold; on the way back, or in an operator's"),
     Edge(REQUEUE, State.RELEASING, _EITHER, State.STARTING, "it started before it was seen to wait"),
     Edge(REQUEUE, State.RELEASING, _TURN, State.RESHAPING, "Slurm took a shape that it never starts, or releases"),
+    Edge(REQUEUE, State.RELEASING, _EITHER, State.RESHAPING, "slurmctld went back in time, to before the requeue"),
     Edge(REQUEUE, State.RELEASING, _TURN, State.WAITING, "an operator's hold, which stays"),
     Edge(REQUEUE, State.WAITING, _EITHER, State.STARTING, "it runs"),
     Edge(REQUEUE, State.WAITING, _EITHER, State.DONE, f"of a job that waited, or on the way back: {_CLOSED}"),

@@ -404,6 +404,12 @@ class DrainReports:
         # The job's clock may be ahead of ours.
         return min(time, self._clock())
 
+    def gone(self, job: WholeJob, restart: int) -> bool:
+        """Tell whether the run, which had drained, reported that its processes end."""
+        self._observer.collect([job], now=self._clock())
+        runs = self._store.runs(job.job_id)
+        return any(run.restart == restart and run.end_reason == "drained" for run in runs)
+
     def membership(self, job: WholeJob, order: int | None = None) -> MembershipRecord | None:
         self._observer.collect([job], now=self._clock(), ask=True)
         return self._store.membership(job.job_id, order)

@@ -63,6 +63,8 @@ class PlainRun:
     """Order that it drains for, and when the checkpoint will be durable."""
     durable_at: float = 0.0
     waits_since: float | None = None
+    over: bool = False
+    """Its processes have ended, and said so."""
     checkpoints: dict[int, float] = field(default_factory=dict)
     """When the checkpoint for each drain order was reported."""
 
@@ -118,12 +120,13 @@ class PlainJob:
     @property
     def run(self) -> PlainRun | None:
         """The run that is under way."""
-        return self.runs[-1] if self.runs and self.record.running else None
+        return self.runs[-1] if self.runs and self.record.running and not self.runs[-1].over else None
 
     def start(self, restart: int, gpus: Mapping[str, int]) -> None:
         self.runs.append(PlainRun(restart, self.batch))
 
     def stop(self, *, killed: bool = False) -> float:
+        self.runs[-1].over = True
         return self.completing_s
 
     def train(self, now: float) -> None:
@@ -306,6 +309,20 @@ class Slurm(SimulatedClient):
         record.state, record.held_by, record.requeue_held = JobState.PENDING, "user", requeued
         record.considered = 0.0
 
+    def forgets_requeue(self, job_id: int, *, lives: bool) -> None:
+        """slurmctld begins again from a state before a requeue of ours: the job runs, without a process. Or, if it
+        `lives`, from a state before that run, which Slurm begins again."""
+        job, self.booted = self.jobs[job_id], self.timeline.now
+        job.record.cancel_events()
+        self.cluster.nodes.give_back(job_id, job.record.gpus)
+        job.record.gpus, job.record.state, job.held_by, job.record.requeue_held = {}, JobState.PENDING, "", False
+        job.shape, job.record.restart, job.record.submit_time = job.asked, job.runs[0].restart, EPOCH
+        job.runs[-1].over = True
+        free = (name for name in NAMES if self.cluster.nodes[name].free.gpus >= job.asked.gpus_per_node)
+        self.cluster.place(job_id, {next(free): job.asked.gpus_per_node})
+        if not lives:
+            job.record.start_time, job.runs[-1].over = EPOCH, True
+
     def forget(self, job_id: int) -> None:
         """The job ended longer ago than MinJobAge."""
         self.cluster.cancel(job_id)
@@ -329,7 +346,10 @@ class PlainReports:
 
     def drained(self, job: WholeJob, restart: int, order: int) -> float | None:
         runs = [run for run in self._slurm.jobs[job.job_id].runs if run.restart == restart]
-        return runs[-1].checkpoints.get(order) if runs else None
+        return runs[-1].checkpoints.get(order) if runs and not runs[-1].over else None
+
+    def gone(self, job: WholeJob, restart: int) -> bool:
+        return any(run.over for run in self._slurm.jobs[job.job_id].runs if run.restart == restart)
 
     def restarted(self, job: WholeJob, after_restart: int) -> float | None:
         runs = self._slurm.jobs[job.job_id].runs

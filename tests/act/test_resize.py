@@ -493,6 +493,29 @@ def test_a_hold_after_a_start_of_slurmctld_that_forgot_nothing_is_the_owners(mak
         assert world.finish().outcome.code == "stands_held" and world.job.held_by == "owner"
 
 
+@pytest.mark.parametrize("lives", [False, True])
+@pytest.mark.parametrize("state", [one for one in OPEN if one not in (Stage(State.DRAINING), Stage(State.HOLDING))])
+def test_a_requeue_that_slurm_forgot_is_repeated(make_world: Make, state: Stage, lives: bool) -> None:
+    """slurmctld died, and began again from a state in which the job ran, as it shows it, without a process. A job that
+    it began once more trains on."""
+    world = make_world()
+    reach(world, state)
+    if state.state is State.REQUEUING:
+        world.tick()
+    world.slurm.pass_time(70)
+    world.slurm.forgets_requeue(world.job_id, lives=lives)
+    forgot = world.clock()
+    while world.job.run is None and world.resize.ended is None:
+        world.tick()
+        assert world.clock() < forgot + 60
+    resize = world.finish()
+    assert world.calls.count("requeue_hold") == (1 if lives else 2) and not world.job.held_by
+    if not lives:
+        world.check()
+        assert resize.state == (State.ROLLED_BACK if state.back else State.DONE)
+        assert world.parks or world.job.run is not None
+
+
 @dataclass
 class Ticks:
     """What a companion does of stale holds, tick after tick."""
@@ -547,6 +570,7 @@ def test_a_release_that_slurm_forgot_with_a_later_run_is_repeated(make_world: Ma
         "a resize that gave up",
         "the owner's hold",
         "the owner's hold that no tick saw",
+        "the owner's hold, not considered",
         "the owner's later hold",
         "down for half an hour",
         "down for two hours",
@@ -572,7 +596,6 @@ def test_a_hold_of_a_job_that_waited_is_ours_if_slurm_forgot_its_release(
     if after == "the owner's hold, not considered":
         world.job.record.considered = 0.0
     world.slurm.pass_time({"down for half an hour": 1800, "down for two hours": 7200}.get(after, 5))
-        "the owner's hold, not considered",
     if world.job.held_by:
         world.slurm.booted = world.clock()
     else:

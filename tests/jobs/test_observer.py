@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from sqlalchemy import event
 
-from ones_db import ActionRecord, Store, StoreError
+from ones_db import ActionRecord, RunRecord, Store, StoreError
 from ones_wrapper.protocol import Batch, Checkpoint, Epoch, First, Report, Spec, Throughput, encode, encode_report
 from slurm_ones.config import Settings
 from slurm_ones.jobs.elastic import WholeJob
@@ -348,6 +348,15 @@ def test_a_job_that_reports_more_after_its_checkpoint_trains_on(monkeypatch: pyt
         monkeypatch.setattr("slurm_ones.jobs.observer.checkpoint_stands", lambda job, name, stands=stands: stands)
         reports = DrainReports(SimpleNamespace(collect=lambda jobs, now: None), store, lambda: 1000.0)  # type: ignore[arg-type]
         assert reports.drained(WholeJob.of(job()), 0, 7) == expected
+
+
+@pytest.mark.parametrize(
+    ("restart", "end", "gone"), [(0, "drained", True), (1, "drained", False), (0, "error", False), (0, None, False)]
+)
+def test_a_run_that_said_that_it_ends_for_a_requeue_is_gone(restart: int, end: str | None, gone: bool) -> None:
+    store = SimpleNamespace(runs=lambda job: [RunRecord(1, restart, end_reason=end)])
+    reports = DrainReports(SimpleNamespace(collect=lambda jobs, now: None), store, lambda: 1000.0)  # type: ignore[arg-type]
+    assert reports.gone(WholeJob.of(job()), 0) == gone
 
 
 def test_the_stop_file_is_recorded_once(tmp_path: Path, store: Store) -> None:
