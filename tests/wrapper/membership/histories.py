@@ -1,7 +1,7 @@
 """Random histories of one job of blocks: orders, deaths and signals in any mixture, each ending as an undisturbed run.
 
 `python -m tests.wrapper.membership.histories --seeds 0-999 --log F` runs many, and goes on from the log if it is
-started again.
+started again. With `--terms` the model is sharded, so that each change begins a term.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ REVIVED = 2
 
 
 class History:
-    def __init__(self, directory: Path, seed: int) -> None:
+    def __init__(self, directory: Path, seed: int, *arguments: str) -> None:
+        """The script gets these arguments, too."""
         self._random = random.Random(seed)
         passes = self._random.choice([(), ("--max-local-batch", "7", "--max-passes", "8")])
         workers = self._random.choice([(), (), ("--workers", "1")])
-        self.job = Job(directory, *passes, *workers, "--step-ms", "30")
+        self.job = Job(directory, *passes, *workers, *arguments, "--step-ms", "30")
         self.said: list[str] = []
         self._running: dict[int, int] = {}
         """Which block each task runs as."""
@@ -150,10 +151,10 @@ class History:
             self._start(task)
 
 
-def lived(seed: int, actions: int) -> dict[str, Any]:
+def lived(seed: int, actions: int, *arguments: str) -> dict[str, Any]:
     """Live through one history. Its line of the log: a failed one's job stays in `directory`."""
     directory = Path(tempfile.mkdtemp(prefix=f"history-{seed}-"))
-    history, began = History(directory / "job", seed), time.monotonic()
+    history, began = History(directory / "job", seed, *arguments), time.monotonic()
     line: dict[str, Any] = {"seed": seed, "failure": ""}
     try:
         history.run(actions)
@@ -169,6 +170,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", default="0-9", help="first-last")
     parser.add_argument("--actions", type=int, default=6)
     parser.add_argument("--log", type=Path, default=os.devnull, help="gets a line a seed; its seeds are not run again")
+    parser.add_argument("--terms", action="store_true", help="change by terms, from checkpoints")
     args = parser.parse_args(argv)
     os.environ.setdefault("RES_OPTIONS", "timeout:1")  # as in all tests: what is forked has this process's resolver
     first, _, last = args.seeds.partition("-")
@@ -178,7 +180,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         lines = {line["seed"]: line for line in map(json.loads, log) if line["seed"] in asked}
         for seed in asked:
             if seed not in lines:
-                line = lines[seed] = lived(seed, args.actions)
+                line = lines[seed] = lived(seed, args.actions, *(("--sharded",) if args.terms else ()))
                 log.write(json.dumps(line) + "\n")
                 log.flush()
                 result = "FAILED" if line["failure"] else "ok"

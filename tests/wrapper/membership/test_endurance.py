@@ -89,5 +89,6 @@ def test_a_batch_that_its_leader_had_no_time_to_report(tmp_path: Path) -> None:
 @pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_any_history_ends_as_undisturbed(tmp_path: Path, seed: int) -> None:
-    History(tmp_path / "job", seed).run(5)
+@pytest.mark.parametrize("arguments", [(), ("--sharded",)], ids=["memory to memory", "terms"])
+def test_any_history_ends_as_undisturbed(tmp_path: Path, arguments: tuple[str, ...], seed: int) -> None:
+    History(tmp_path / "job", seed, *arguments).run(5)
