@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import pty
+import re
 import select
 import struct
 import subprocess
@@ -113,6 +114,8 @@ def test_slurm_is_asked_seldom(filled: str, monkeypatch: pytest.MonkeyPatch) -> 
         live = look()
         assert [one.job.state for one in live.jobs if one.job.job_id == 10] == [state]
         assert live.asked is (state == "CANCELLED")
+        run, wait = (1, 2) if live.asked else (2, 2)
+        assert re.search(rf" {run} run on .*, {wait} wait, ", header(live, tick, [])[1])  # a cancelled job does neither
     assert asked == [4]
 
 

@@ -153,8 +153,8 @@ def write_own(to: Path, include: Path | None, site: PluginSite) -> tuple[list[Pa
     foreign = [to / name for name in ("slurm.conf", "plugstack.conf", CLI_FILTER) if _is_foreign(to / name)]
     if foreign:
         raise PluginError(f"{foreign[0]} is there and is not ours: choose an empty folder")
-    theirs = f"include {site.plugstack}\n" if Path(site.plugstack).exists() else ""
     try:
+        theirs = f"include {site.plugstack}\n" if Path(site.plugstack).exists() else ""
         written = [compile_spank(to, include), *_files(to, (RULES, CLI_FILTER))]
         _write(to / "plugstack.conf", f"# {OURS}\n{theirs}optional {to / SPANK}\n")
         _write(
@@ -162,7 +162,7 @@ def write_own(to: Path, include: Path | None, site: PluginSite) -> tuple[list[Pa
             f"# {OURS}\nInclude {site.conf}\nCliFilterPlugins=lua\nPlugStackConfig={to}/plugstack.conf\n",
         )
     except OSError as error:
-        raise PluginError(f"{to}: {error.strerror or error}") from None
+        raise PluginError(f"{error.filename or to}: {error.strerror or error}") from None
     todo = [f"Where you submit:\n    export SLURM_CONF={to}/slurm.conf\n    slurm-ones plugin check"]
     return [*written, to / "plugstack.conf", to / "slurm.conf"], todo
 

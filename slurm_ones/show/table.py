@@ -104,7 +104,7 @@ def header(live: Live, now: float, shown: Sequence[ShownJob]) -> list[str]:
     """Return the lines above the table: companion, GPUs and jobs in numbers, and what keeps jobs at their size."""
     jobs = [one.job for one in live.jobs]
     running = [job for job in jobs if job.running]
-    waiting = sum(job.end_time is None and not job.running for job in jobs)
+    waiting = sum(job.state == "PENDING" for job in jobs)
     there = sum(node.gpus for node in live.nodes if node.usable)
     of = f" of {there}" if there else ""
     resizing = sum(bool(job.resizing) for job in jobs)

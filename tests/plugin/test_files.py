@@ -118,3 +118,5 @@ def test_a_users_own_files_take_nothing_from_a_site(tmp_path: Path) -> None:
     with pytest.raises(PluginError, match=r"slurm.conf is there and is not ours"):
         write_own(tmp_path, None, SITE)
     assert (tmp_path / "slurm.conf").read_text() == "ClusterName=mine\n"
+    with pytest.raises(PluginError, match=r"^/x+: File name too long"):
+        write_own(tmp_path / "new", None, replace(SITE, plugstack=f"/{'x' * 300}"))
