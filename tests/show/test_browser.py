@@ -261,5 +261,8 @@ def test_a_pointer_reads_the_picture(serve: Callable[..., Page], browser: Any) -
     ActionChains(browser).move_to_element_with_offset(picture, int(picture.size["width"] * 0.45), 0).perform()
     said = browser.find_element("css selector", "#gpus .at").text
     assert re.search(r": \d+ GPUs \(.*job 10 trains: 2.*; jobs that did not opt in: 3$", said)
+    assert "3\nare held by jobs that did not opt in" in browser.find_element("id", "health").text
+    browser.get(f"http://127.0.0.1:{page.port}/?span=all")
+    assert browser.find_elements("css selector", "#gpus .rest")
     browser.get(f"http://127.0.0.1:{page.port}/?span=15m&by=user")
     assert "bob" in browser.find_element("css selector", "#gpus .legend").text
