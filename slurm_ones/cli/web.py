@@ -72,7 +72,8 @@ def web(
     # Bound before it is named: nobody else can get the port in between.
     listening = _listening(host, port)
     say(f"The live page: {address(host, listening.getsockname()[1], root, secret)}")
-    say_tunnel(listening.getsockname()[1])
+    if host in ("127.0.0.1", "localhost", "::1"):
+        say_tunnel(listening.getsockname()[1])
     say("Ctrl-C ends it.")
     server = uvicorn.Server(uvicorn.Config(app, **OPTIONS))
     with suppress(KeyboardInterrupt):

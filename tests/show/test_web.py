@@ -241,21 +241,23 @@ def test_many_jobs_are_drawn_to_the_end() -> None:
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_it_while_browsers_listen(url: str) -> None:
+@pytest.mark.parametrize(("host", "then"), [("127.0.0.1", "From your own machine: ssh -L "), ("127.0.0.2", "Ctrl-C")])
+def test_ctrl_c_ends_it_while_browsers_listen(url: str, host: str, then: str) -> None:
     """Protects whoever stops it, by hand or by systemd, from waiting for every browser to be closed; and whoever lets
-    it choose its port: nobody else has it, and one that another has is refused with a sentence."""
+    it choose its port: nobody else has it, and one that another has is refused with a sentence. A tunnel to localhost
+    is told only if it leads there."""
     pytest.importorskip("uvicorn")
-    command = [sys.executable, "-m", "slurm_ones.cli", "web", "--port", "0", "--database", url]
-    environment = {**os.environ, "SLURM_ONES_WEB_TOKEN": TOKEN}
+    command = [sys.executable, "-m", "slurm_ones.cli", "web", "--port", "0", "--host", host, "--database", url]
+    environment = {**os.environ, "SLURM_ONES_WEB_TOKEN": TOKEN, "SSH_CONNECTION": "there"}
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
-        told = re.fullmatch(rf"The live page: http://127.0.0.1:(\d+)/\?token={TOKEN}\n", process.stdout.readline())
-        assert told is not None
-        refused = call("web", "--port", told[1], "--database", url)
+        told = re.fullmatch(rf"The live page: http://{host}:(\d+)/\?token={TOKEN}\n", process.stdout.readline())
+        assert told is not None and process.stdout.readline().startswith(then)
+        refused = call("web", "--port", told[1], "--host", host, "--database", url)
         assert refused.exit_code == 1
         assert f"port {told[1]} (Address already in use); name another --port" in refused.output
-        connection = http.client.HTTPConnection("127.0.0.1", int(told[1]), timeout=60)
+        connection = http.client.HTTPConnection(host, int(told[1]), timeout=60)
         connection.request("GET", "/events", headers={"Cookie": f"slurm-ones-{told[1]}={TOKEN}"})
         assert connection.getresponse().readline().startswith(b"retry")
         process.send_signal(signal.SIGINT)
