@@ -58,6 +58,16 @@ class GrownJob(NamedTuple):
     """For so long the job does not grow once Slurm took a guest of it."""
     late: bool = False
     """Guests are switched on once it has grown."""
+    batch: tuple[int, int] = (16, 64)
+    """The least and the most that it allows; the most is wanted."""
+    cost: float = 0.0
+    """What its owner lets its growth cost, if that is said."""
+    env: tuple[str, ...] = ()
+    """NAME=VALUE, of a job that trains nothing."""
+    trains: bool = False
+    """It trains, also in tests."""
+    pair: bool = False
+    """Another one grows with it, whose changes begin no term; later the policy that is shipped decides for both."""
 
 
 LAB_8 = "sacctmgr -i modify account lab set grptres=gres/gpu=8"
@@ -67,6 +77,7 @@ MAINTENANCE = (
     "scontrol create reservation ReservationName=maint StartTime=now+30minutes Duration=60 Users=root Nodes=ALL "
     "Flags=MAINT,IGNORE_JOBS"
 )
+FACTOR = "sacctmgr -i modify qos guest set usagefactor="
 GROWN = {
     "full": GrownJob(guests=(4, 4, 4, 3)),
     "memory": GrownJob((8,), (4, 1), ("--mem=3500",), guests=(4, 3)),
@@ -88,6 +99,26 @@ GROWN = {
     "ending": GrownJob(near_s=90),
     "late": GrownJob(late=True),
     "rests": GrownJob(rest_s=10),
+    "alone": GrownJob((1,), None, ("--signal=B:USR2@10",), step_ms=200, most=1, near_s=90, batch=(16, 32), trains=True),
+    "terms": GrownJob(
+        (2, 4, 8),
+        None,
+        most=8,
+        rest_s=0,
+        batch=(16, 16),
+        env=("LIGHT_TERMS=1", "LIGHT_SCALES=1", "LIGHT_STEP_S=0.2", "LIGHT_EPOCHS=2000"),
+        pair=True,
+    ),
+    "free": GrownJob(
+        (2, 4, 8),
+        None,
+        admin=(f"{FACTOR}0",),
+        undo=(f"{FACTOR}1",),
+        most=8,
+        batch=(16, 16),
+        cost=1.1,
+        env=("LIGHT_SCALES=0.3", "LIGHT_STEP_S=0.4", "LIGHT_EPOCHS=30"),
+    ),
 }
 
 
@@ -103,9 +134,10 @@ class GuestRow(NamedTuple):
     """What is submitted before: a waiting `guest`, or a job that is `impossible` now."""
     admin: tuple[str, ...] = ()
     undo: tuple[str, ...] = ()
-    judged: Literal["served", "waits", "limits", "renewed", "rests"] = "served"
+    judged: Literal["served", "waits", "limits", "renewed", "rests", "worth", "cost"] = "served"
     """It is served; it waits and nothing is taken for it; the time limits of guests are looked at; a new base takes the
-    place of one whose limit nears; or the job rests once it was served."""
+    place of one whose limit nears; the job rests once it was served, or takes no guests any more; or it ends, and one
+    like it is charged for its growth."""
     rule: bool = False
     """Slurm does not preempt for it: the companion's rule serves it, with guests too."""
     accounting: bool = False
@@ -192,8 +224,29 @@ ROWS = {
         accounting=True,
         guests=True,
     ),
+    "r3": GuestRow(
+        "the same, of a job without guests",
+        (),
+        "alone",
+        admin=("scontrol update PartitionName=gpu State=DOWN",),
+        undo=("scontrol update PartitionName=gpu State=UP",),
+        judged="renewed",
+        accounting=True,
+        guests=True,
+    ),
     "s": GuestRow("a GPU, of growth before guests", ("--gres=gpu:1",), "late", rule=True, guests=True),
     "t": GuestRow("a GPU, twice in a row", ("--gres=gpu:1",), "rests", judged="rests", guests=True),
+    "u": GuestRow(
+        "three whole nodes, of two jobs of which one loses work with each guest",
+        ("--nodes=3", "--gres=gpu:4"),
+        "terms",
+        judged="worth",
+        accounting=True,
+        guests=True,
+    ),
+    "v": GuestRow(
+        "the next job's growth is charged", (), "free", judged="cost", accounting=True, by_qos=True, guests=True
+    ),
     "g0": GuestRow("a GPU, an account's GrpTRES being used up", ("--gres=gpu:1",), "limit", rule=True, accounting=True),
     "g2": GuestRow(
         "the same, guests having an account of their own", ("--gres=gpu:1",), "account", accounting=True, guests=True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import time
 from collections.abc import Iterable
@@ -19,12 +20,15 @@ from tests.waiting import until
 from tests.wrapper.runs import samples_wrong, steps_undone
 
 TICK_S = 1.0
-BATCH = 64
 SAMPLES = 640
 IN_VAIN_S = 15.0
 """For so long nothing is taken for a job that cannot start anyway."""
 SACCT_S = 30.0
 """Slurm records what ends within seconds."""
+QUIET_TICKS = 8
+"""For so long a job that would grow has not."""
+CHARGED_S = 15.0
+"""For so long a job trains on once it has grown: a part of what it has left."""
 POLL_S = 0.15
 STARTS = "date +%s.%N > {file}; exec sleep 600"
 RESIZE = f"max_wait_s = {WAIT_S:.0f}\nblocks_wait_s = 20\nadvance_s = 0.2\ndwell_s = 0"
@@ -69,7 +73,7 @@ class GuestStage:
         self._site = Site(self.harness, owner=False)
         self._folder = self.harness.folder("guests")
         self._name = ""
-        self._job = self._count = 0
+        self._job = self._other = self._count = 0
 
     # -- the job that has grown ----------------------------------------------------------------------------------------
 
@@ -98,26 +102,38 @@ class GuestStage:
         self._folder = self.harness.folder("guests")
         self._run(grown.admin)
         self._job = self._submit()
+        self._other = self._submit(LIGHT_TERMS="") if grown.pair else 0
         self._run(grown.grows)
         top = {"tick_s": str(TICK_S), "limits": f"near_limit_s = {grown.near_s}"}
         queue = {} if grown.late else self._queue()
+        if grown.pair:
+            # What a change costs is weighed as ever, but at each tick, and without having run for long before one.
+            top |= {"policy": '"ones"', "options": "tenure = 10.0\nstand = false"}
         self._settings = self._site.settings(f"{RESIZE}\npreempted_s = {grown.rest_s}", **top, **queue)
+        self._start()
+
+    def _start(self) -> None:
         self.harness.stay(self._settings).touch()
-        self._companion = self._site.start(self._settings, {self._job: self._steps()})
+        jobs = filter(None, (self._job, self._other))
+        self._companion = self._site.start(self._settings, {job: self._steps() for job in jobs})
+
+    def _stop(self) -> None:
+        self._companion.terminate()
+        self._companion.wait(WAIT_S)
 
     def _switch_guests_on(self) -> None:
         """As an administrator does: another line of the settings, and the companion again."""
-        self._companion.terminate()
-        self._companion.wait(WAIT_S)
+        self._stop()
         path = self.harness.stay(self._settings).with_name("ones.toml")
         path.write_text(f"guests = {self._queue()['guests']}\n{path.read_text()}")
         assert not self.guests()
-        self._companion = self._site.start(self._settings, {self._job: self._steps()})
+        self._start()
 
     def _steps(self) -> list[list[int]]:
+        batch = self._grown.batch[1]
         if self.variant.plain:
-            return [[*(self._grown.plain or (1, 1)), BATCH]]
-        return [[0, gpus, BATCH] for gpus in self._grown.gpus]
+            return [[*(self._grown.plain or (1, 1)), batch]]
+        return [[0, gpus, batch] for gpus in self._grown.gpus]
 
     def _queue(self) -> dict[str, str]:
         queue, grown = self.variant.queue, self._grown
@@ -129,14 +145,21 @@ class GuestStage:
         given = ", ".join(f'{key} = "{one}"' for key, one in words.items() if one)
         return {"guests": f"{{{name} = {{{given}}}}}"}
 
-    def _submit(self) -> int:
+    @property
+    def _comment(self) -> str:
+        # On one GPU a job that trains nothing has a batch of 16 at most.
+        words = [f"ones: gpus=1-{self._grown.most} batch={self._grown.batch[0]}-{self._grown.batch[1]}"]
+        words += [] if self.variant.plain else ["array=blocks"]
+        return " ".join([*words, f"cost={self._grown.cost}"] if self._grown.cost else words)
+
+    def _submit(self, **more: str) -> int:
         plain = self.variant.plain
         options, env = self._site.asked(self._grown.options, {})
-        # Sbatch takes the last comment. On one GPU a job that trains nothing has a batch of 16 at most.
-        comment = f"ones: gpus=1-{self._grown.most} batch=16-{BATCH}" + ("" if plain else " array=blocks")
-        options = (*options, f"--comment={comment}")
+        # Sbatch takes the last comment.
+        options = (*options, f"--comment={self._comment}")
+        env |= dict(word.split("=") for word in self._grown.env) | more
         env |= {"ONES_TRACE": f"{self._inside}/trace-{{restart}}-{{rank}}.jsonl"}
-        if not self.trains:
+        if not (self.trains or self._grown.trains):
             light = self.harness.light if plain else self.harness.blocks
             cpus = "--gres=none" if self._grown.whole else "--cpus-per-gpu=4"
             job_id = light(cpus, *options, **env)
@@ -156,6 +179,8 @@ class GuestStage:
         if not self.variant.plain:
             gpus = self._grown.gpus[-1]
             self.harness.membership(self._job, lambda m: m.world == gpus and self._steady(m), f"{gpus} GPUs")
+            if self._other:
+                self.harness.membership(self._other, lambda m: m.world == gpus, f"{gpus} GPUs, too")
             return
         nodes, each = self._grown.plain or (1, 1)
         gpus = 0 if self._grown.whole else each
@@ -202,12 +227,16 @@ class GuestStage:
                 return self._limits()
             if row.judged == "renewed":
                 return self._renewed(closed=bool(row.admin))
+            if row.judged == "cost":
+                return self._charged()
             before = self._now()
             if row.any_guest and self._youngest_first:
                 before = before._replace(starts=self._starts())
             others.append(self._rigid(row, places))
             if row.judged == "rests":
                 return self._rests(row, before, others)
+            if row.judged == "worth":
+                return self._worth(row, before, others[-1])
             waits = row.judged == "waits" or (row.plain_waits and self.variant.plain)
             found = self._waits(before, others[-1]) if waits else self._served(row, before, others[-1])
             if self._grown.late and not found.wrong:
@@ -319,9 +348,11 @@ class GuestStage:
     def _renewed(self, closed: bool) -> RowOutcome:
         """Have the limit of the base near its end. A new base joins before the old one leaves; if none may start, the
         job goes on with its guests until one may."""
-        before = self._now()
+        before, guests = self._now(), self.guests()
         for task in before.base:
-            self._run([f"scontrol update JobId={self._job}_{task} TimeLimit=3"])
+            self._run([f"scontrol update JobId={self._job}_{task} TimeLimit={3 if guests else 2}"])
+        if not guests:
+            return self._from_checkpoint(before)
         now = self.harness.membership(self._job, lambda m: before.base.isdisjoint(m.blocks), "without the old base")
         if closed:
             alone = {*now.blocks} <= self.guests()
@@ -337,6 +368,62 @@ class GuestStage:
             wrong += f" guest {now.blocks[0]} leads"
         self.full()
         return RowOutcome(wrong=wrong)
+
+    def _from_checkpoint(self, before: Before) -> RowOutcome:
+        """Wait until the base, for which another was released, has ended. The next one goes on where it ended, alone,
+        once one may start; no step is taken twice, and no sample of an epoch."""
+        until(lambda: not {*self._tasks().values()} & {"RUNNING", "COMPLETING"}, self._tasks, WAIT_S)
+        with self.harness.store(self._settings) as store:
+            released = any(one.added for one in store.resizes(self._job))
+        epochs, *_ = samples_wrong(self._folder, SAMPLES)
+        self._run(["scontrol update PartitionName=gpu State=UP"])
+        self.harness.membership(self._job, lambda m: m.generation > before.generation, "a new base")
+        until(lambda: samples_wrong(self._folder, SAMPLES)[0] > epochs + 1, "the next epoch", WAIT_S)
+        self.full()
+        _, lost, repeated = samples_wrong(self._folder, SAMPLES)
+        again = steps_undone(self._folder)
+        wrong = f"{lost} samples lost, {repeated} repeated, {again} steps again; " if lost or repeated or again else ""
+        return RowOutcome(wrong=wrong if released else f"{wrong}no new base was released in time")
+
+    def _worth(self, row: GuestRow, before: Before, rigid: int) -> RowOutcome:
+        """Have guests taken that lived for seconds. The job, which loses work with each, takes none any more; the other
+        one, which loses none, does."""
+        found = self._served(row, before, rigid)
+        self._stop()
+        self._run([f"scancel {rigid}"])
+        with self.harness.running(self._settings, "--act", user=self._site.user):
+            self.harness.membership(self._other, lambda m: m.world == self._grown.most, "grown by guests again")
+            self.harness.ticks(self._settings, QUIET_TICKS)
+            worlds = [self.harness.memberships(job)[-1].world for job in (self._job, self._other)]
+        found.wrong += "" if worlds == [1, self._grown.most] else f" {worlds} GPUs after {found.taken} guests went"
+        return found
+
+    def _charged(self) -> RowOutcome:
+        """Have the job end, whose guests cost nothing, and another of its script grow by guests that are charged. It
+        does so later, and no further than its whole progress may cost. Its owner reads so before and after."""
+        self._ends()
+        self._run(self._grown.undo)
+        job = self._job = self._submit()
+        self._start()
+        self.harness.membership(job, lambda m: m.world > 1, "grown")
+        time.sleep(CHARGED_S)
+        read = ("--config", self._settings, "--json")
+        why = json.dumps(self.harness.why(self._settings, job, self._site.user))
+        self._ends()
+        done = self.cluster.run(["slurm-ones", "report", str(job), *read], user=self._site.user)
+        (used,) = json.loads(done.stdout)
+        times = used["job"]["gpu_hours"] / used["asked_gpu_hours"]
+        check = self.cluster.run(["slurm-ones", "check", self._comment], check=False).stdout
+        cost = self._grown.cost
+        said = f"up to {cost:g} times the GPU hours" in check and f"more than {cost:.2f} times the GPU hours" in why
+        wrong = "" if times <= cost and said else f"it cost {times:.3f} times as much: {check} {why}"
+        return RowOutcome(wrong=wrong)
+
+    def _ends(self) -> None:
+        """Let the job end, and the companion see it."""
+        self._stop()
+        self.harness.stay(self._settings).unlink()
+        self._site.ends(self._job, self._settings)
 
     def _rests(self, row: GuestRow, before: Before, others: list[int]) -> RowOutcome:
         """Have a guest taken, and another once the job has grown again: the second rest is longer."""

@@ -4,8 +4,9 @@ It starts in a tenth of a second, where a rank that imports torch needs seconds 
 does to a job. With LIGHT_AGAIN in its environment one that is killed starts again in the same run, as `ones-run` has
 its ranks do. One that finds a file `EXIT_IN_DRAIN` in its directory ends by itself when it is drained.
 `light_blocks.py` is the same of a job of blocks.
-LIGHT_EPOCHS are the epochs that it declares; with LIGHT_SCALES so many GPUs are so many times as fast, and on the nodes
-of LIGHT_FAST it is `FASTER` times as fast: GPUs of another kind, emulated by shorter sleep.
+LIGHT_EPOCHS are the epochs that it declares. With LIGHT_SCALES up to `NODE` GPUs are so many times as fast, and each
+further one adds that share of one. On the nodes of LIGHT_FAST it is `FASTER` times as fast: GPUs of another kind,
+emulated by shorter sleep.
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ EXIT_IN_DRAIN = "exit-in-drain"
 KEPT = 3
 """Checkpoints."""
 FASTER = 4
+NODE = 4
+"""GPUs that exchange gradients in no time."""
 
 
 class Light:
@@ -57,16 +60,20 @@ class Light:
         self.checkpoints.mkdir(parents=True, exist_ok=True)
         self.inbox: OrderReader
         self.outbox: ReportWriter
-        self.step_s = float(env.get("LIGHT_STEP_S") or 0.05)
-        if env.get("LIGHT_SCALES"):
-            self.step_s /= self.nodes * self.gpus
+        self.alone_s = float(env.get("LIGHT_STEP_S") or 0.05)
+        self.scales = float(env.get("LIGHT_SCALES") or 0.0)
         self.epochs = int(env.get("LIGHT_EPOCHS") or SPEC.epochs)
         if env.get("SLURMD_NODENAME", "") in (env.get("LIGHT_FAST") or "").split(","):
-            self.step_s /= FASTER
+            self.alone_s /= FASTER
+        self.step_s = self.step_on(self.nodes * self.gpus)
         self.step, self.batch = 0, SPEC.base_batch
         self.told, self.told_at = 0, 0.0
         """Step and time of the last report of its speed."""
         self.obeyed = 0
+
+    def step_on(self, gpus: int) -> float:
+        """Seconds of a step."""
+        return self.alone_s / (min(gpus, NODE) + self.scales * max(gpus - NODE, 0) if self.scales else 1)
 
     def job_directory(self) -> Path:
         """Where reports, orders and checkpoints lie."""

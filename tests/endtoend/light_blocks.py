@@ -5,7 +5,8 @@ membership, and goes on in another term when its leader leaves or dies. Blocks f
 on one machine: who lives holds a lock on a file of its own, who leads one more. By files in the job's directory a test
 controls it: while there is `UNREADY` no block that comes can join, and once there is `END` the job is over.
 LIGHT_PATIENCE_S in the environment is another `PATIENCE_S`, and with LIGHT_GUESTS it sees to guests as `ones-run` does.
-With LIGHT_LEAVES it leaves at SIGTERM where LIGHT_AGAIN has it run in a child.
+With LIGHT_LEAVES it leaves at SIGTERM where LIGHT_AGAIN has it run in a child; with LIGHT_TERMS it says that each
+change begins a term.
 """
 
 from __future__ import annotations
@@ -189,14 +190,14 @@ class LightBlock(Light):
             self.step, self.batch = state["step"], state["batch"]
         members = [self.me] + [b for b in _blocks(plan) if b != self.me and self._lives(b)]
         self.inbox, self.outbox = self._inbox(self.term), ReportWriter(self.directory, self.term)
-        write_spec(self.directory, replace(SPEC, term=self.term, hot=True))
+        spec = replace(SPEC, epochs=self.epochs, term=self.term, hot=not os.environ.get("LIGHT_TERMS"))
+        write_spec(self.directory, spec)
         # That of a plan which was handed over is still to be entered.
         self.generation = last["generation"] - int(handed) if last else 0
         checkpoint = found[-1].name if found and not handed else ""
         self._hello(members, checkpoint)
         if os.environ.get("LIGHT_GUESTS"):
             LightKeeper(self).start()
-        self.told, self.told_at = self.step, time.monotonic()
         why = "first" if last is None else plan["why"] if handed and plan else "lost"
         self._commit(members, why, plan["order"] if handed and plan else None)
         while True:
@@ -210,7 +211,7 @@ class LightBlock(Light):
         self.outbox.send(
             Hello(
                 *(nodes, per_node, world, self.batch, 1.0),
-                *(SPEC.base_batch, SPEC.max_batch, SPEC.dataset, SPEC.epochs),
+                *(SPEC.base_batch, SPEC.max_batch, SPEC.dataset, self.epochs),
                 *(epoch, cursor * SPEC.base_batch, self.step, checkpoint),
                 attempt=self.attempt,
             )
@@ -309,12 +310,15 @@ class LightBlock(Light):
         new = any(b not in self.members for b in members) and why == "order"
         self.members = members
         nodes, per_node = _shape(members)
+        world = sum(b.nodes * b.gpus for b in members)
+        self.step_s = self.step_on(world)
+        self.told, self.told_at = self.step, time.monotonic()
         self.outbox.send(
             Membership(
                 self.generation,
                 tuple(b.task for b in members),
                 tuple(b.restart for b in members),
-                *(nodes, per_node, sum(b.nodes * b.gpus for b in members)),
+                *(nodes, per_node, world),
                 *(self.step, self.batch, 0.01),
                 *((1000, 0.005) if new else (0, 0.0)),
                 ready_s,
