@@ -17,6 +17,7 @@ from ones_db import SCHEMA_REVISION, SchemaError, Store, StoreError, migrate
 from ones_db.engine import backend_of
 from ones_db.query import Reader
 from ones_db.tables import METADATA
+from slurm_ones.rules.blocks import held_by_us
 from tests.db.make import ask, change, opened, resized_job
 from tests.db.server import Server
 
@@ -48,6 +49,21 @@ def test_migrations_and_models_agree(url: str, before: str) -> None:
         context = MigrationContext.configure(connection, opts={"compare_type": True, "include_object": ours})
         assert compare_metadata(context, METADATA) == []
     assert migrate.head() == SCHEMA_REVISION == migrate.current(url)
+
+
+def test_holds_of_an_older_companion_stay_ours(url: str) -> None:
+    """Protects blocks that wait for another time: what an older companion held would pass for its owner's hold."""
+    with Store.open(url, "gres") as store:
+        for number in (7, 8, 9):
+            resized_job(store, number)
+    change(url, "UPDATE resizes SET mechanism = 'blocks', held = CASE id WHEN 1 THEN '1' ELSE '' END, dropped = '2,3'")
+    change(url, "UPDATE resizes SET state = 'rolled_back' WHERE id = 3")
+    change(url, "DROP TABLE other_gpus")
+    change(url, "UPDATE alembic_version SET version_num = '0018'")
+    migrate.upgrade(url)
+    with Store.open(url, "gres") as store:
+        held = [held_by_us([resize]) for resize in store.resizes()]
+    assert held == [{1, 2, 3}, {2, 3}, set()]
 
 
 def test_every_column_and_table_is_explained() -> None:

@@ -1,4 +1,7 @@
-"""A table of the GPUs of jobs that did not opt in."""
+"""A table of the GPUs of jobs that did not opt in.
+
+From now on `held` has all tasks that a resize holds. So the dropped tasks of older resizes are added to it.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ WHOLE = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
 
 def upgrade() -> None:
-    """Create the table."""
+    """Create the table, and add the tasks."""
     op.create_table(
         "other_gpus",
         sa.Column("cluster_id", WHOLE, autoincrement=False, nullable=False, comment="cluster"),
@@ -22,4 +25,8 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("cluster_id", "time", name=op.f("pk_other_gpus")),
         comment="GPUs on which jobs run that did not opt in, each number until the next",
         sqlite_with_rowid=False,
+    )
+    op.execute(
+        "UPDATE resizes SET held = CASE held WHEN '' THEN dropped ELSE held || ',' || dropped END "
+        "WHERE mechanism = 'blocks' AND state <> 'rolled_back' AND dropped <> ''"
     )
