@@ -208,7 +208,7 @@ def template(
     batch: Annotated[str, typer.Option(help="Of a site's script: global batches that you allow (32-1024).")] = "",
     time: Annotated[str, typer.Option(help="Of a site's script: its time limit, as Slurm writes it.")] = "",
     guests: Annotated[
-        str, typer.Option(help="Of a site's script: a preempted queue to grow in without a companion: partition:NAME.")
+        str, typer.Option(help="Of a site's script: preempted queue to grow in by itself: partition:NAME or qos:NAME.")
     ] = "",
 ) -> None:
     """Print a batch script for a site, or a file of the package, to start from."""
