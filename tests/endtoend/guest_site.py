@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import NamedTuple
 
-from ones_wrapper.protocol import Membership
+from ones_wrapper.protocol import Membership, Throughput
 from tests.cluster import Cluster
 from tests.endtoend.block_site import Site
 from tests.endtoend.guest_rows import GROWN, IMPOSSIBLE, GrownJob, GuestRow, GuestVariant
@@ -404,6 +404,7 @@ class GuestStage:
         self._ends()
         self._run(self._grown.undo)
         job = self._job = self._submit()
+        self.harness.report(job, 0, lambda report: isinstance(report, Throughput), "its speed at the size asked for")
         self._start()
         self.harness.membership(job, lambda m: m.world > 1, "grown")
         time.sleep(CHARGED_S)
