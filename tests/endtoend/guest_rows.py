@@ -63,7 +63,7 @@ class GrownJob(NamedTuple):
     cost: float = 0.0
     """What its owner lets its growth cost, if that is said."""
     env: tuple[str, ...] = ()
-    """NAME=VALUE, of a job that trains nothing."""
+    """NAME=VALUE, of a job that trains nothing, also in the benchmark."""
     trains: bool = False
     """It trains, also in tests."""
     pair: bool = False

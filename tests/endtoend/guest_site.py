@@ -159,7 +159,7 @@ class GuestStage:
         options = (*options, f"--comment={self._comment}")
         env |= dict(word.split("=") for word in self._grown.env) | more
         env |= {"ONES_TRACE": f"{self._inside}/trace-{{restart}}-{{rank}}.jsonl"}
-        if not (self.trains or self._grown.trains):
+        if self._grown.env or not (self.trains or self._grown.trains):
             light = self.harness.light if plain else self.harness.blocks
             cpus = "--gres=none" if self._grown.whole else "--cpus-per-gpu=4"
             job_id = light(cpus, *options, **env)
