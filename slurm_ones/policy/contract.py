@@ -9,6 +9,7 @@ cluster.
 from __future__ import annotations
 
 import math
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -418,6 +419,6 @@ def check_options(options: Any, least: Mapping[str, float], most: Mapping[str, f
             continue
         whole = isinstance(one.default, int)
         right = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
-        if not right or not low <= value <= high or math.isinf(value):
+        if not right or not low <= value <= min(high, sys.float_info.max):
             bounds = f"from {low} to {high}" if high < math.inf else f"of at least {low}"
             raise ValueError(f"{one.name}: {value!r} must be {'a whole' if whole else 'a'} number {bounds}")

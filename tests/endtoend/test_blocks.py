@@ -136,6 +136,24 @@ def test_a_sharded_model_over_a_block_of_two_nodes(request: pytest.FixtureReques
 
 
 @pytest.mark.nightly
+@pytest.mark.parametrize("where", sites())
+def test_a_sharded_model_starts_from_the_memory_of_its_node(request: pytest.FixtureRequest, where: str) -> None:
+    """Protects terms of blocks that share a node's memory, as the tests' nodes of one block do: no term waits for a
+    checkpoint on the disk."""
+    site = Site.of(request, where, gpus=1)
+    try:
+        training = Training(site, 100, "--sharded")
+        training.sizes(2, batch=32)
+        training.sizes(1, batch=16)
+        runs = training.end()
+        hellos = [report for reports in runs for report in reports if isinstance(report, Hello)]
+        assert [bool(one.step) for one in hellos] == [False, True, True]
+        assert [one.checkpoint for one in hellos] == ["", "", ""], hellos
+    finally:
+        site.harness.clear()
+
+
+@pytest.mark.nightly
 def test_a_training_that_loses_blocks_ends_where_one_that_does_not(site: Site) -> None:
     """Protects what blocks may break: grown, its leader cancelled by the owner, a member's rank killed, the leader's
     rank killed, a member cancelled, shrunk to one."""

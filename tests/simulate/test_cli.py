@@ -135,6 +135,7 @@ def test_a_workload_from_a_file(tmp_path: Path) -> None:
         (["--policy", "best"], "'best' is none of"),
         (["--policy", "fifo:speed=1"], "no option 'speed'"),
         (["--policy", "fifo:speed"], "'speed' is not key=value"),
+        (["--policy", f"ones:population={10**400}"], "must be a whole number"),
         (["--cluster", "16"], "16x4"),
         (["--cluster", "0x4"], "16x4"),
         (["--resize-cost", "dear"], "neither seconds nor the word measured"),
