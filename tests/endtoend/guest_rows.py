@@ -96,6 +96,7 @@ GROWN = {
         guests=(1, 1, 1),
     ),
     "slow": GrownJob((8,), None, step_ms=9000),
+    "few": GrownJob((4,), None, most=4, guests=(1, 1, 1)),
     "ending": GrownJob(near_s=90),
     "late": GrownJob(late=True),
     "rests": GrownJob(rest_s=10),
@@ -263,6 +264,8 @@ ROWS = {
     "p1": GuestRow("a whole node that has no GRES", ("--partition=whole", "--nodes=1"), "whole"),
     "p2": GuestRow("two of them", ("--partition=whole", "--nodes=2"), "whole"),
     "i1": GuestRow("maintenance in 30 min", (), "reserved", judged="limits", guests=True),
+    "w1": GuestRow("a GPU of a job of four on one node", ("--nodelist={base}", "--gres=gpu:1"), "few", guests=True),
+    "w2": GuestRow("two GPUs of it", ("--nodelist={base}", "--gres=gpu:2"), "few", guests=True),
     "kill": GuestRow("a node, in steps of 9 s", ("--nodelist={other}", "--gres=gpu:4"), "slow", guests=True),
 }
 
