@@ -8,6 +8,7 @@ import pytest
 
 from ones_wrapper.process.log import log
 from ones_wrapper.protocol import (
+    Batch,
     Bye,
     Checkpoint,
     Hello,
@@ -56,6 +57,14 @@ def test_how_the_run_before_trained(tmp_path: Path) -> None:
     one = Membership(1, (0, 2), (0, 0), 2, 0, 3, 10, 48, 0.1)
     reports(tmp_path, 2, (1.0, HELLO), (2.0, speed(320, 1.0)), (3.0, one), (4.0, speed(90, 1.0)))
     assert before(tmp_path, 2) == Before("3 GPUs", 48, 4.0, 90.0)
+
+
+def test_the_batch_of_an_order_is_not_what_was_measured(tmp_path: Path) -> None:
+    """Protects the line on what a resize brought: each order to requeue names a batch just before the run's end."""
+    trained = [(101.0, Throughput(0, 5, 0, 90, 1.0, 16, 1.0)), (110.0, speed(320, 1.0))]
+    for batch in (32, 64):
+        reports(tmp_path, 0, (100.0, HELLO), *trained, (112.0, Batch(10, batch, 1.0, 7)))
+        assert before(tmp_path, 1) == Before("1x2", batch, 110.0, 320.0)
 
 
 def test_a_long_file_costs_no_memory(tmp_path: Path) -> None:

@@ -61,11 +61,11 @@ def _before(path: Path, free: int) -> Before | None:
             speeds.append(report)
         if isinstance(report, Batch):
             batch = report.batch
-            speeds.clear()
     if not shape or not ended:
         return None
     useful = seconds = 0.0
-    for one in reversed(speeds):
+    # An order may change the batch just before the end: what counts is the last batch that was measured.
+    for one in reversed([one for one in speeds if one.batch == speeds[-1].batch]):
         useful += one.samples * efficiency(one.batch, base or one.batch, one.noise, free)
         seconds += one.seconds
         if seconds > MEASURE_S:
