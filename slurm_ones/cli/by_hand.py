@@ -406,6 +406,8 @@ def rehearsed(client: CommandClient, job: WholeJob, timeout_s: float, say: Calla
         nonlocal now, asked
         if time.monotonic() - asked > LOOK_S:
             now, asked = WholeJob.of(client.job(job.key)), time.monotonic()
+            if now.ended:
+                raise BadInput(f"job {job.job_id} has ended ({now.first.state.value}): see slurm-ones why {job.job_id}")
         return now
 
     _wait("the requeue", timeout_s, lambda: refresh().restart > before)
