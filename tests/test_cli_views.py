@@ -30,6 +30,7 @@ from slurm_ones.cli.jobs import unknown_job
 from slurm_ones.config import ConfigError, Settings, load, parse
 from slurm_ones.jobs.elastic import WholeJob
 from slurm_ones.service.publisher import Publisher
+from slurm_ones.simulate import BadInput
 from slurm_ones.slurm.client import Refused, UnknownJob, Unreachable
 from slurm_ones.slurm.model import JobState, SlurmJob
 from tests.commands import call
@@ -234,6 +235,18 @@ def test_a_rehearsal_revives_no_job(monkeypatch: pytest.MonkeyPatch) -> None:
     assert asked == [["scontrol", "requeue", "Incomplete", "7"]]
 
 
+def test_a_rehearsal_ends_with_its_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Protects a user whose script fails in the restart: nothing more comes, and nobody waits for minutes."""
+    line = ReportLine(1, 1.0, Checkpoint("c", 0, 0, 1, 8, 0.1, order=5))
+    orders = SimpleNamespace(next_number=lambda job: 5, write=lambda job, order: None)
+    failed = replace(job_of(Shape(1, 1)), state=JobState.FAILED, restart=1)
+    monkeypatch.setattr(by_hand, "OrderWriter", lambda *_: orders)
+    monkeypatch.setattr(by_hand, "OwnReports", lambda: SimpleNamespace(of=lambda job, restart: [line]))
+    client: Any = SimpleNamespace(signal=lambda key, name: None, run=lambda argv: "", job=lambda key: failed)
+    with pytest.raises(BadInput, match=r"job 7 has ended \(FAILED\): see slurm-ones why 7"):
+        by_hand.rehearsed(client, WholeJob.of(job_of(Shape(1, 1))), 1.0, lambda text: None)
+
+
 def test_status_is_for_everybody(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told = {}
     for uid in (ALICE, BOB, EVE):
@@ -330,13 +343,16 @@ def test_doctor_tells_an_operator_of_a_folder_without_lists(tmp_path: Path, monk
         (None, True, "or it is another user's"),
         ({"comment": ""}, False, "it has not opted in: it has no comment"),
         ({"comment": "my run"}, False, "it has not opted in: its comment is 'my run'"),
-        ({"comment": "ones: gpus=1-4"}, False, "the companion has not seen it yet, and looks every 60 s"),
+        ({"comment": "ones: gpus=1-4"}, False, "the companion has not seen it yet, and looks every 30 s"),
         ({"comment": "ones: gpus=1-4", "user": "bob"}, True, "it belongs to bob, and is not yours to see"),
     ],
 )
 def test_what_is_known_of_an_unknown_job(
     known: dict[str, str] | None, own_only: bool, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    health = HealthRecord(1000.0, "act", 30.0)
+    store: Any = SimpleNamespace(place="/views/2001.sqlite" if own_only else "/db", health=lambda: health)
+    settings = Settings(views=Path("/views"))
 
     class Client:
         def details(self, ids: list[int]) -> dict[int, SlurmJob]:
@@ -344,13 +360,13 @@ def test_what_is_known_of_an_unknown_job(
 
     monkeypatch.setattr("slurm_ones.cli.jobs.connect", lambda settings: Client())
     monkeypatch.setattr("getpass.getuser", lambda: "alice")
-    assert words in unknown_job(Settings(), 9, "/db", own_only=own_only)
+    assert words in unknown_job(settings, 9, store)
 
     def broken(settings: Settings) -> None:
         raise Refused("no")
 
     monkeypatch.setattr("slurm_ones.cli.jobs.connect", broken)
-    assert "Slurm cannot be asked" in unknown_job(Settings(), 9, "/db", own_only=own_only)
+    assert "Slurm cannot be asked" in unknown_job(settings, 9, store)
 
 
 class TestSecrets:

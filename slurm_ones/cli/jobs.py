@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from ones_db import JobSummary, StoreError
+from ones_db import JobSummary, Store, StoreError
 from ones_wrapper.protocol.choices import listed, near
 from ones_wrapper.protocol.optin import BadComment, parse_comment
 from slurm_ones.cli.common import (
@@ -116,7 +116,7 @@ def jobs(
         console.print("No job has opted in yet: `slurm-ones template` lists batch scripts that do.")
     unknown = sorted({*(ids or ())} - {one.job.job_id for one in found})
     for job_id in unknown:
-        complain(unknown_job(settings, job_id, store.place, own_only=is_view(settings, store)))
+        complain(unknown_job(settings, job_id, store))
     if unknown:
         raise typer.Exit(1)
 
@@ -218,7 +218,7 @@ def why(
     store = store_of_reader(settings, named=bool(database))
     summaries = store.job_summaries([job])
     if not summaries:
-        raise StoreError(unknown_job(settings, job, store.place, own_only=is_view(settings, store)))
+        raise StoreError(unknown_job(settings, job, store))
     (summary,) = summaries
     if json:
         print_json(explain(store, job, last))
@@ -252,17 +252,21 @@ STATES_S = 30.0
 HOW = '#SBATCH --comment="ones: gpus=1-16"'
 
 
-def unknown_job(settings: Settings, job_id: int, place: str, *, own_only: bool) -> str:
-    """Return why a job is not in the database `place`, which has only own jobs if `own_only`. Slurm is asked once."""
-    head = f"job {job_id} is not {'among your jobs there' if own_only else f'in the database {place}'}"
+def unknown_job(settings: Settings, job_id: int, store: Store) -> str:
+    """Return why a job is not in the database. Slurm is asked once."""
+    own_only = is_view(settings, store)
+    head = f"job {job_id} is not {'among your jobs there' if own_only else f'in the database {store.place}'}"
     try:
         job = connect(settings).details([job_id]).get(job_id)
     except SlurmError:
         return f"{head}, and Slurm cannot be asked: it has not opted in ({HOW}), or the companion has not seen it"
-    return f"{head}: {_why(job, settings, own_only)}"
+    health = store.health()
+    # A user's own companion chooses its tick, so the settings of this command need not have it.
+    tick_s = health.interval_s if health is not None else settings.interval_s
+    return f"{head}: {_why(job, settings, own_only, tick_s)}"
 
 
-def _why(job: SlurmJob | None, settings: Settings, own_only: bool) -> str:
+def _why(job: SlurmJob | None, settings: Settings, own_only: bool, tick_s: float) -> str:
     if job is None:
         also = ", or it is another user's" if own_only else ""
         return (
@@ -280,6 +284,6 @@ def _why(job: SlurmJob | None, settings: Settings, own_only: bool) -> str:
         opted_in = True
     if opted_in:
         ended = "it has ended before a companion saw it" if job.ended else "the companion has not seen it yet"
-        return f"{ended}, and looks every {settings.interval_s:.0f} s: is it running? (slurm-ones status)"
+        return f"{ended}, and looks every {tick_s:.0f} s: is it running? (slurm-ones status)"
     comment = f"its comment is {plain(job.comment, 80)!r}" if job.comment else "it has no comment"
     return f"it has not opted in: {comment} ({HOW})"

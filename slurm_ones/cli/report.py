@@ -52,7 +52,7 @@ def report(
     with store_of_reader(settings, named=bool(database)) as store:
         found = usage(store, job_id=job, user=user, since=begin, until=end)
         if job is not None and not found:
-            raise StoreError(unknown_job(settings, job, store.place, own_only=is_view(settings, store)))
+            raise StoreError(unknown_job(settings, job, store))
         if user and not found and is_view(settings, store):
             raise StoreError(f"jobs of {user} cannot be seen here: this site shows each user only their own jobs")
         found = found[-1:] if job is not None else found
