@@ -146,7 +146,7 @@ def _report() -> None:
     """The page of `slurm-ones report` over what the demo left."""
     with Store.open(f"sqlite:///{OUT / 'ones.sqlite'}", "demo", read_only=True) as store:
         found = usage(store)
-    totals = [*of_jobs(found, "The demo's ten jobs"), results.EMULATED]
+    totals = [*of_jobs(found, "The demo's ten jobs"), f"  {'note':<11}{results.EMULATED}"]
     write_usage(OUT / "report.html", "The demo", totals, [(one, of_job(one, [])) for one in found])
 
 
