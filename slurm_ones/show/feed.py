@@ -20,6 +20,8 @@ HISTORY_S = 24 * 3600.0
 """Seconds before now that the chart of GPUs over time covers."""
 LOOK_S = 1.0
 """Seconds between two checks of the database for a new tick."""
+FIRST_S = 5.0
+"""Longest time that a page waits for the first read of the database, in seconds."""
 KEPT = 512
 """Most rendered parts of pages that are kept until the next tick."""
 USERS = 512
@@ -176,7 +178,12 @@ class TickFeed:
         return self.moment.number
 
     async def once(self, user: str, part: str, make: Callable[[Moment], bytes]) -> bytes:
-        """Return a part of a page as `make` renders it, once a tick, for a user ("" for all jobs)."""
+        """Return a part of a page as `make` renders it, once a tick, for a user ("" for all jobs).
+
+        The first page waits for the first read of the database.
+        """
+        if not self.moment.number:
+            await self.after(0, FIRST_S)
         moment = self.moment
         key = (moment.number, user, part)
         if key not in self._made:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import logging
 import os
@@ -537,4 +538,21 @@ def test_a_page_that_was_there_before_the_companion(empty_url: str) -> None:
         store.record_health(HealthRecord(now, "act", 60.0, now, 0.25, 2, 2, 6))
     then = feed._look()
     assert then is not None and then.live.health is not None
+    feed._close()
+
+
+def test_the_first_page_waits_for_the_first_read(empty_url: str) -> None:
+    """Protects whoever opens the address at once from a page that denies jobs and companion."""
+    feed = TickFeed(lambda: Store.open(empty_url, "gres", read_only=True))
+
+    async def opened_at_once() -> bytes:
+        page = asyncio.ensure_future(feed.once("", "overview", lambda moment: str(moment.number).encode()))
+        await asyncio.sleep(0)
+        reader = asyncio.ensure_future(feed.run())
+        try:
+            return await page
+        finally:
+            reader.cancel()
+
+    assert asyncio.run(opened_at_once()) == b"1"
     feed._close()
