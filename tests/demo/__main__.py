@@ -72,7 +72,7 @@ class Watch:
                 self._said = line
                 console.print(f"{elapsed:4.0f} s  {line}", soft_wrap=True)
             return
-        self._live.update(Group(self._table(outcomes, jobs, elapsed), *self._decisions()))
+        self._live.update(Group(self._table(outcomes, jobs, elapsed), *self._decisions(outcomes)))
 
     @staticmethod
     def _line(outcomes: list[Outcome], jobs: dict[int, SlurmJob]) -> str:
@@ -98,16 +98,17 @@ class Watch:
             shown.add_row(o.job.name, o.job.user, state, str(gpus or ""), "█" * (2 * gpus))
         return shown
 
-    def _decisions(self) -> list[Text]:
+    def _decisions(self, outcomes: list[Outcome]) -> list[Text]:
         if self._store is None:
             return []
+        names = {o.job_id: o.job.name for o in outcomes}
         lines = []
         for decision in self._store.recent_decisions(6):
             for job in decision.jobs:
                 if job.acted:
-                    lines.append(
-                        Text(f"  {decision.time - self._began:4.0f} s  job {job.job_id} {plain(str(job.reason))}")
-                    )
+                    name = names.get(job.job_id, f"job {job.job_id}")
+                    what = f"{name} → {job.shape}: {plain(str(job.reason))}"
+                    lines.append(Text(f"  {decision.time - self._began:4.0f} s  {what}"))
         return lines[:8]
 
 
