@@ -236,7 +236,7 @@ def test_a_rehearsal_revives_no_job(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_rehearsal_ends_with_its_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Protects a user whose script fails in the restart: nothing more comes, and nobody waits for minutes."""
+    """Protects a user whose script fails in the restart: nothing more comes, and the user does not wait for minutes."""
     line = ReportLine(1, 1.0, Checkpoint("c", 0, 0, 1, 8, 0.1, order=5))
     orders = SimpleNamespace(next_number=lambda job: 5, write=lambda job, order: None)
     failed = replace(job_of(Shape(1, 1)), state=JobState.FAILED, restart=1)

@@ -417,7 +417,7 @@ def _put_back(
 
     A task that failed or that Slurm forgot is left out. A waiting task is not held if the job has no other block left.
     It is stored as released, since its owner may hold it before the next look. Each hold is stored before it is set: a
-    task that waits in another is held by somebody else.
+    task that waits in another one is held by its owner or an operator.
     """
     left = []
     others = (job for task, job in array.tasks.items() if task not in tasks and not job.ended)

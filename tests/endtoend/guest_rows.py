@@ -162,6 +162,7 @@ RESERVED = (
     "scontrol create reservation ReservationName=theirs StartTime=now Duration=30 Users=bob Nodes={other} "
     "Flags=IGNORE_JOBS"
 )
+CLOSE, OPEN = ("scontrol update PartitionName=gpu State=" + state for state in ("DOWN", "UP"))
 ROWS = {
     "a1": GuestRow(
         "a GPU in another partition of the same tier", ("--partition=other", "--gres=gpu:1"), any_guest=True
@@ -219,8 +220,8 @@ ROWS = {
         "the same, and no other base may start in time",
         (),
         "ending",
-        admin=("scontrol update PartitionName=gpu State=DOWN",),
-        undo=("scontrol update PartitionName=gpu State=UP",),
+        admin=(CLOSE,),
+        undo=(OPEN,),
         judged="renewed",
         accounting=True,
         guests=True,
@@ -229,8 +230,8 @@ ROWS = {
         "the same, of a job without guests",
         (),
         "alone",
-        admin=("scontrol update PartitionName=gpu State=DOWN",),
-        undo=("scontrol update PartitionName=gpu State=UP",),
+        admin=(CLOSE,),
+        undo=(OPEN,),
         judged="renewed",
         accounting=True,
         guests=True,
@@ -238,7 +239,7 @@ ROWS = {
     "s": GuestRow("a GPU, of growth before guests", ("--gres=gpu:1",), "late", rule=True, guests=True),
     "t": GuestRow("a GPU, twice in a row", ("--gres=gpu:1",), "rests", judged="rests", guests=True),
     "u": GuestRow(
-        "three whole nodes, of two jobs of which one loses work with each guest",
+        "three whole nodes, from two jobs; one loses work with each guest",
         ("--nodes=3", "--gres=gpu:4"),
         "terms",
         judged="worth",

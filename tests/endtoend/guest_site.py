@@ -14,7 +14,7 @@ from typing import NamedTuple
 from ones_wrapper.protocol import Membership, Throughput
 from tests.cluster import Cluster
 from tests.endtoend.block_site import Site
-from tests.endtoend.guest_rows import GROWN, IMPOSSIBLE, GrownJob, GuestRow, GuestVariant
+from tests.endtoend.guest_rows import GROWN, IMPOSSIBLE, OPEN, GrownJob, GuestRow, GuestVariant
 from tests.endtoend.harness import BLOCKS, TEMPLATE, TRAIN, WAIT_S, WHOLE_NODE_BLOCKS, Harness
 from tests.waiting import until
 from tests.wrapper.runs import samples_wrong, steps_undone
@@ -356,7 +356,7 @@ class GuestStage:
         now = self.harness.membership(self._job, lambda m: before.base.isdisjoint(m.blocks), "without the old base")
         if closed:
             alone = {*now.blocks} <= self.guests()
-            self._run(["scontrol update PartitionName=gpu State=UP"])
+            self._run([OPEN])
             self.harness.membership(self._job, lambda m: bool({*m.blocks} - self.guests()), "a new base")
             self.full()
             return RowOutcome(wrong="" if alone else "a new base had started in time")
@@ -370,13 +370,13 @@ class GuestStage:
         return RowOutcome(wrong=wrong)
 
     def _from_checkpoint(self, before: Before) -> RowOutcome:
-        """Wait until the base, for which another was released, has ended. The next one goes on where it ended, alone,
-        once one may start; no step is taken twice, and no sample of an epoch."""
+        """Wait until the base has ended; another was released before that. Once it may start, it goes on where the
+        first ended, without guests; no step is taken twice, and no sample of an epoch."""
         until(lambda: not {*self._tasks().values()} & {"RUNNING", "COMPLETING"}, self._tasks, WAIT_S)
         with self.harness.store(self._settings) as store:
             released = any(one.added for one in store.resizes(self._job))
         epochs, *_ = samples_wrong(self._folder, SAMPLES)
-        self._run(["scontrol update PartitionName=gpu State=UP"])
+        self._run([OPEN])
         self.harness.membership(self._job, lambda m: m.generation > before.generation, "a new base")
         until(lambda: samples_wrong(self._folder, SAMPLES)[0] > epochs + 1, "the next epoch", WAIT_S)
         self.full()

@@ -4,8 +4,8 @@ It starts in a tenth of a second, where a rank that imports torch needs seconds 
 does to a job. With LIGHT_AGAIN in its environment one that is killed starts again in the same run, as `ones-run` has
 its ranks do. One that finds a file `EXIT_IN_DRAIN` in its directory ends by itself when it is drained.
 `light_blocks.py` is the same of a job of blocks.
-LIGHT_EPOCHS are the epochs that it declares. With LIGHT_SCALES up to `NODE` GPUs are so many times as fast, and each
-further one adds that share of one. On the nodes of LIGHT_FAST it is `FASTER` times as fast: GPUs of another kind,
+LIGHT_EPOCHS are the epochs that it declares. With LIGHT_SCALES n GPUs are n times as fast as one, up to `NODE`; each
+further one adds only that share of one. On the nodes of LIGHT_FAST it is `FASTER` times as fast: GPUs of another kind,
 emulated by shorter sleep.
 """
 

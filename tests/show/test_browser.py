@@ -167,7 +167,7 @@ return String(document.getSelection());
 
 
 def test_selected_text_survives_a_refresh(serve: Callable[..., Page], browser: Any) -> None:
-    """Protects whoever copies from a page that changes each minute; what is new comes once nothing is selected."""
+    """Protects a reader who copies from a page that changes each minute; what is new comes once nothing is selected."""
     page = serve()
     sized(browser, 1280, "light")
     browser.get(f"http://127.0.0.1:{page.port}/?token={TOKEN}")

@@ -104,7 +104,7 @@ def test_a_picture_says_what_it_shows() -> None:
 
 
 def test_a_line_of_what_rigid_jobs_leave() -> None:
-    """Protects whoever asks why GPUs stay free: steps at the right times and heights, also if there are very many."""
+    """Protects a reader who asks why GPUs stay free: steps at the right times and heights, also if there are many."""
     others = [(-900.0, 2), (900.0, 6), (1800.0, 0), (2700.0, 9)]
     drawn = str(gpus_over_time([row(7, 4, 0.0, None)], 8, 0.0, 3600.0, others=others))
     (points,) = re.findall(r'class="rest" points="([^"]*)"', drawn)

@@ -244,9 +244,9 @@ def test_many_jobs_are_drawn_to_the_end() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("host", "then"), [("127.0.0.1", "From your own machine: ssh -L "), ("127.0.0.2", "Ctrl-C")])
 def test_ctrl_c_ends_it_while_browsers_listen(url: str, host: str, then: str) -> None:
-    """Protects whoever stops it, by hand or by systemd, from waiting for every browser to be closed; and whoever lets
-    it choose its port: nobody else has it, and one that another has is refused with a sentence. A tunnel to localhost
-    is told only if it leads there."""
+    """Protects a user who stops it, by hand or by systemd, from waiting for every browser to be closed; and one who
+    lets it choose its port: no other process has it, and one that another has is refused with a sentence. A tunnel to
+    localhost is printed only if it leads there."""
     pytest.importorskip("uvicorn")
     command = [sys.executable, "-m", "slurm_ones.cli", "web", "--port", "0", "--host", host, "--database", url]
     environment = {**os.environ, "SLURM_ONES_WEB_TOKEN": TOKEN, "SSH_CONNECTION": "there"}
@@ -542,7 +542,7 @@ def test_a_page_that_was_there_before_the_companion(empty_url: str) -> None:
 
 
 def test_the_first_page_waits_for_the_first_read(empty_url: str) -> None:
-    """Protects whoever opens the address at once from a page that denies jobs and companion."""
+    """Protects a reader who opens the address at once from a page that denies jobs and companion."""
     feed = TickFeed(lambda: Store.open(empty_url, "gres", read_only=True))
 
     async def opened_at_once() -> bytes:

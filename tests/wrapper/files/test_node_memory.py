@@ -1,4 +1,4 @@
-"""The folder of a launcher in its node's memory: its owner's alone, gone with its launcher, and never too full."""
+"""The folder of a launcher in its node's memory: only its owner's, gone with its launcher, and never too full."""
 
 from __future__ import annotations
 
