@@ -1,1 +1,1 @@
-"""Programs to read and to start from."""
+"""Example programs to read and to build on."""

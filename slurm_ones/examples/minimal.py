@@ -2,10 +2,10 @@
 
     python -m slurm_ones.examples.minimal [--seed N]
 
-The same training jobs run twice on 16 GPUs. Rigid: each on the GPUs that its user asked for, first come, first served.
-Elastic: a companion looks every minute and learns how fast each job trains at each size. It searches for the GPUs and
-the batch of every job, and carries that out by checkpoint → requeue. The real companion adds what a real cluster needs:
-nodes, limits, failures, and jobs that nobody may touch.
+The same training jobs run twice on 16 GPUs. Rigid: each job gets the GPUs that its user asked for, first come, first
+served. Elastic: every minute a companion learns how fast each job trains at each size, and searches for the best GPUs
+and batch of every job. It changes them by checkpoint → requeue. The real companion adds what a real cluster needs:
+nodes, limits, failures, and jobs that did not opt in.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def efficiency(batch: Any, base: int, noise: float) -> Any:
 
 @dataclass
 class Job:
-    """A training job. What is hidden the companion has to learn from the reports."""
+    """A training job. The companion must learn the values in `hidden` from the job's reports."""
 
     submitted: float
     asked: int  # GPUs
@@ -76,7 +76,7 @@ class Cluster:
         job.gpus, job.batch = gpus, batch
 
     def advance(self) -> None:
-        """Let a little time pass: jobs train, and report their speed as well as it can be measured."""
+        """Let `STEP_S` seconds pass: jobs train, and report their speed with measurement noise."""
         self.now += STEP_S
         for job in self.active():
             if job.gpus and self.now > job.trains_from:
@@ -102,12 +102,12 @@ def first_come_first_served(cluster: Cluster, rng: np.random.Generator) -> None:
 
 
 def observe(cluster: Cluster) -> list[Job]:
-    """One snapshot a tick. (The real companion takes a copy that cannot change; here nothing changes it meanwhile.)"""
+    """Return the active jobs. (The real companion works on an immutable snapshot.)"""
     return cluster.active()
 
 
 def learn(job: Job) -> tuple[float, float, float]:
-    """Fit the time of a step to the reports by least squares; the first two rows are what to expect before any."""
+    """Fit compute and exchange time to the job's reports by least squares. The first two rows are a prior."""
     seen = job.reports[-100:]
     rows = [(1.0, 0.0), (0.0, 1.0), *((batch / gpus, np.log2(gpus)) for gpus, batch, _, _ in seen)]
     times = [0.01, 0.05, *(batch / speed for _, batch, speed, _ in seen)]
@@ -117,7 +117,7 @@ def learn(job: Job) -> tuple[float, float, float]:
 
 
 def worth(job: Job) -> tuple[np.ndarray, np.ndarray]:
-    """Return for 0 to 16 GPUs the part of its remaining work that the job does in a second, and its batch."""
+    """Return, for 0 to 16 GPUs, the fraction of its remaining work that the job does per second, and its best batch."""
     compute_s, network_s, noise = learn(job)
     gpus, batches = np.arange(1, GPUS + 1)[:, None], job.base * np.array([1, 2, 4, 8])
     goodput = throughput(gpus, batches, compute_s, network_s) * efficiency(batches, job.base, noise)
@@ -128,10 +128,10 @@ def worth(job: Job) -> tuple[np.ndarray, np.ndarray]:
 
 
 def decide(rates: np.ndarray, held: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Search for the GPUs of every job so that all together do as much as possible of their remaining work in a second.
+    """Search for the GPUs of every job that make the sum of `rates` largest.
 
-    `rates` has a row a job and a column a number of GPUs, `held` what they have now. The search is evolution: schedules
-    are crossed and mutated, and the best live on. A job that runs keeps at least one GPU.
+    `rates` (jobs × GPU counts) is from `worth`, `held` has the GPUs of each job now. The search is evolutionary:
+    schedules are crossed and mutated, and the best survive. A running job keeps at least one GPU.
     """
     jobs, least, rows = np.arange(len(held)), np.minimum(held, 1), np.arange(POPULATION)
     population = np.tile(held, (POPULATION, 1))
@@ -149,7 +149,7 @@ def decide(rates: np.ndarray, held: np.ndarray, rng: np.random.Generator) -> np.
 
 
 def act(cluster: Cluster, jobs: list[Job], gpus: np.ndarray, batches: list[np.ndarray]) -> None:
-    """Carry the schedule out: those that give GPUs back come first."""
+    """Carry the schedule out. Jobs that give GPUs back are changed before jobs that get more."""
     for i in np.argsort([count - job.gpus for count, job in zip(gpus, jobs, strict=True)]):
         if gpus[i] != jobs[i].gpus:
             cluster.place(jobs[i], int(gpus[i]), int(batches[i][gpus[i]]))
@@ -165,7 +165,7 @@ def companion(cluster: Cluster, rng: np.random.Generator) -> None:
 
 
 def workload(count: int, seed: int) -> list[Job]:
-    """Jobs of six minutes to two hours on the GPUs that they ask for, one every seven minutes."""
+    """Return `count` jobs of 6 minutes to 2 hours on the GPUs that they ask for, one every 7 minutes on average."""
     rng, now, jobs = np.random.default_rng(seed), 0.0, []
     for _ in range(count):
         asked, base = int(rng.choice([1, 2, 4, 8])), int(rng.choice([64, 128, 256]))
@@ -177,7 +177,7 @@ def workload(count: int, seed: int) -> list[Job]:
 
 
 def simulate(jobs: list[Job], schedule: Callable[[Cluster, np.random.Generator], None], seed: int) -> float:
-    """Let time pass until every job has ended; returns the mean JCT, the seconds from submission to end."""
+    """Let time pass until all jobs have ended. Return the mean JCT (submission to end) in seconds."""
     cluster, rng = Cluster(jobs, seed), np.random.default_rng(seed)
     while any(job.ended is None for job in jobs):
         schedule(cluster, rng)
