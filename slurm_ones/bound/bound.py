@@ -1,5 +1,5 @@
-"""Three mean JCTs to compare a policy with: a lower bound, that of the fluid schedule, and that of jobs without
-competitors.
+"""Three mean JCTs to compare a policy's mean JCT with: a lower bound, the fluid schedule's, and that of jobs that have
+the cluster to themselves.
 
 The bound holds for every schedule, even one that pauses jobs and knows the future, under these assumptions:
 
@@ -9,18 +9,19 @@ The bound holds for every schedule, even one that pauses jobs and knows the futu
 - A job on GPUs of several kinds trains at the pace of the slowest kind, on nodes as large as the largest.
 - A rigid job always uses its one batch. It may be paused. It has the number of GPUs that it requests, or that number
   rounded up to be equal on all nodes, whichever is better.
-- A job is done no earlier than its application is. If early stopping may end its training, the job is done at the least
+- A job ends once its application has trained all epochs. If early stopping may end it sooner, it ends at the least
   progress at which that can happen.
 
 These assumptions make the bound lower than the mean JCT of the best real schedule. `dual` and `curves` derive it.
 
 If there are several kinds of GPU, each kind has its own price. Any prices give a valid bound. Here prices of different
-kinds have a constant ratio, so a GPU counts as a fixed number of GPUs of the fastest kind. All else is as with one
-kind. The search for the best bound also changes this ratio. It starts from the relative speeds of the kinds.
+kinds have a constant ratio, so a GPU counts as a fixed number of GPUs of the fastest kind. The bound is then computed
+as with one kind. The search for the best bound also varies this ratio, starting from the relative speeds of the kinds.
 
-Batches that differ by less than 0.4 % count as one, with the best values of any of them. `dual` lists the other
-numerical errors; because of them the bound is lowered by a thousandth. The search for prices divides a training into
-few parts, and computes costs at few moments. The final bound is computed with many of both.
+Batches that differ by less than 0.4 % are treated as one, with the best speed and the best efficiency among them.
+`dual` lists the other numerical errors; because of them the bound is lowered by a thousandth. The search for prices is
+coarse: it divides a training into few parts, and computes costs at few moments. The final bound is computed with more
+parts and moments.
 """
 
 from __future__ import annotations
@@ -44,27 +45,31 @@ from slurm_ones.simulate.study.plan import StudyPlan
 from slurm_ones.simulate.workloads.profiles import Workload
 
 COUNTS: Ints = np.array([0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64])
-"""Numbers of GPUs that are tried. The largest of any job, and each job's two smallest, are tried too."""
+"""Numbers of GPUs tried for each job in the fluid schedule. The two smallest sizes of each job, and the largest size of
+any job, are tried too."""
 Columns = Sequence[tuple[int, bool, int]]
 """Sizes of a job: (index of the slowest kind of GPU in a size, True if the size also has faster kinds, total GPUs)."""
 WAITS = (-1, False, 0)
 DEAREST = 30.0
-"""Largest ratio of the prices of a kind and of the fastest kind; 1 / DEAREST is the smallest."""
+"""Largest ratio of one kind's price to the fastest kind's price. The smallest ratio is 1 / `DEAREST`."""
 STEPS = 1500
-"""Shortest interval between decisions: the time from first to last submission, divided by this number."""
+"""Divisor of the time from first to last submission. The quotient is the least time from one decision of the fluid
+schedule to the next, unless a job is submitted or ends before."""
 SHARE = 0.1
-"""Longest interval between decisions, as a share of the shortest remaining time of a job."""
+"""Time from one decision of the fluid schedule to the next, as a share of the shortest remaining time of a job. It is
+at least the time that `STEPS` gives."""
 
 
 def fluid_mean_jct_s(work: Work, weights: Floats) -> float:
-    """Return the mean JCT of the fluid schedule in seconds. At first, a GPU of kind k counts as `weights[k]` GPUs.
+    """Return the mean JCT of the fluid schedule in seconds.
 
-    The fluid schedule gives out GPUs at the prices of `ones`, in fractions, with changes that cost nothing and the true
-    curves. No real cluster could run it. Its mean JCT is at least the bound, for two reasons: it does not know later
-    submissions, and the bound may be lower than any schedule can reach.
+    The fluid schedule is an ideal form of `ones`: jobs hold fractions of GPUs, changes cost nothing, and the true
+    curves are known. No real cluster could run it. Its mean JCT is at least the bound, for two reasons: it does not
+    know later submissions, and the bound may be out of reach of every schedule.
 
-    With several kinds of GPU, a linear program gives the GPUs to the jobs. As in `ones`, the price of a kind in that
-    program is what a GPU of that kind counts. A job gets GPUs of several kinds if one kind has too few.
+    With several kinds of GPU, a linear program assigns GPUs to jobs. A GPU of kind k counts as `weights[k]` GPUs. After
+    each decision the weights move towards the prices of the kinds in the program's solution, as in `ones`. A job gets
+    GPUs of several kinds if one kind has too few.
     """
     columns, takes = _columns(work)
     order = np.argsort(work.submitted, kind="stable")
@@ -151,7 +156,8 @@ class _Way:
 
 
 def _mixes(speed: Floats, sizes: Ints, worth: Floats, gpus: int) -> Floats:
-    """Return the share of time that each job spends at each size (J, U). Each GPU goes where it adds most worth."""
+    """Return the share of time that each job spends at each size (J, U). Jobs grow in steps, in order of worth added
+    per GPU."""
     steps: list[tuple[float, int, int, int]] = []
     for j, row in enumerate(speed):
         for before, after in pairwise([0, *hull(sizes, row)]):
@@ -186,15 +192,16 @@ def _mixes_of_kinds(worth: Floats, takes: Ints, there: Ints) -> tuple[Floats, Fl
 
 
 PARTS, MOMENTS = 32, 4
-"""Number of parts of a training, and of moments in each interval of prices, for the search for prices."""
+"""Number of parts of a training, and of moments in each price interval, during the search for prices."""
 FINE_PARTS, FINE_MOMENTS = 256, 16
-"""Number of parts of a training, and of moments in each interval of prices, for the final bound."""
+"""Number of parts of a training, and of moments in each price interval, when the final bound is computed."""
 SAFE = 0.999
-"""Factor on the computed bound. It is larger than any numerical error that was seen."""
+"""Factor on the computed bound. It lowers the bound by more than any numerical error that was seen."""
 INTERVALS = 64
 """Number of intervals with constant prices between the first and the last submission."""
 LATER = 10
-"""Number of intervals, after the last submission, after which the length of the next ones doubles."""
+"""Number of price intervals of equal length after the last submission. Each further group of `LATER` intervals has
+twice the length, up to `LONGEST` times the first."""
 LONGEST = 8
 EVALUATIONS = 60
 """Number of evaluations of the dual function that the search for prices may take."""
@@ -267,7 +274,7 @@ def _faster(work: Work) -> Floats:
 
 
 def _edges(work: Work) -> Floats:
-    """Return the edges of the price intervals. The last is later than all jobs could end at the best speed."""
+    """Return the edges of the price intervals. The last edge is later than the end of all jobs at their best sizes."""
     first, last = float(work.submitted.min()), float(work.submitted.max())
     alone = work.alone_s
     length = max((last - first) / INTERVALS, float(np.median(alone)) / 8.0, 1.0)

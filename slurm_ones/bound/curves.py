@@ -1,7 +1,8 @@
 """True speed of a job: progress/s on each number of GPUs of each kind, in each part of its training.
 
-A job on GPUs of several kinds trains at the pace of the slowest kind (`Training`), on at least two nodes. It is left
-open which faster GPUs it has: they count as the cheapest GPUs that are fast enough.
+A job on GPUs of several kinds trains at the pace of the slowest kind (`Training`), on at least two nodes. One of its
+GPUs is of this kind and one of a faster kind. The others are counted as the cheapest GPUs that are at least as fast as
+the slowest.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from slurm_ones.simulate.workloads.profiles import Workload
 Key = tuple[str, float, int, int]
 """Key of a curve: application, share of its epochs, GPUs, and batch. GPUs and batch are 0 for elastic jobs."""
 BLOCK = 1.004
-"""Ratio of largest to smallest batch in a group of batches. A group counts with its best speed and its best
-efficiency."""
+"""Ratio of largest to smallest batch in a group of batches that are treated as one. The group has the best speed and
+the best efficiency of its batches."""
 
 
 class Pool(NamedTuple):
@@ -41,7 +42,7 @@ class Pool(NamedTuple):
 
 
 def pools_of(parts: Sequence[tuple[int, int, str]]) -> tuple[Pool, ...]:
-    """Return a pool for each kind in `parts` (nodes, GPUs per node, kind). The first kind is slowest for all jobs."""
+    """Return a pool for each kind in `parts` (nodes, GPUs per node, kind), the slowest kind first."""
     found: dict[str, Pool] = {}
     for nodes, per_node, kind in parts:
         before = found.get(kind, Pool(0, 0, 0, kind))
@@ -60,7 +61,7 @@ def key_of(submission: Submission, app: Application) -> Key:
 
 @dataclass(frozen=True)
 class Curve:
-    """Progress/s of the jobs with one key, in each of K parts of the training. It is at least the true speed."""
+    """Progress/s of the jobs with one key, in each of K parts of the training. No value is below the true speed."""
 
     work: Floats
     """(K,) progress in each part, in samples of the base batch."""
@@ -108,8 +109,8 @@ def curve(
     trains.
 
     `asked` is the largest number of GPUs that a user requests; it is allowed even above the application's `max_gpus`.
-    If `gpus` and `batch` are given, the job is rigid: it has only this batch, and this number of GPUs, exactly or
-    rounded up.
+    If `gpus` and `batch` are given, the job is rigid: it uses only this batch, and this number of GPUs, exactly or
+    rounded up to be equal on all nodes.
     """
     batches = np.array([batch]) if batch else _batches(app)
     total = _end(app, epochs, batches)
@@ -134,7 +135,7 @@ def _together(pools: Sequence[Pool]) -> Pool:
 
 
 def _rates(app: Application, sizes: Ints, batches: Ints, ends: Floats, pool: Pool, least: int) -> Floats:
-    """Return (E, N) the largest progress/s in each epoch at each size, on at least `least` nodes."""
+    """Return (E, N) the highest progress/s in each epoch at each size, on at least `least` nodes."""
     blocks = _blocks(batches)
     starts = np.concatenate([[0.0], ends[:-1]])
     efficiency = np.array([np.maximum.reduceat(app.efficiency(at, batches), blocks) for at in starts * (1 + 1e-12)])
@@ -167,7 +168,7 @@ def _divided(ends: Floats, found: Curve, parts: int) -> Curve:
 def hull(sizes: Floats | Ints, rates: Floats) -> list[int]:
     """Return the columns on the concave hull of the rates (N,) over the ascending sizes (N,).
 
-    A job that divides its time between two of them is at least as fast as at any size in between.
+    A job that divides its time between two neighbouring columns is at least as fast as at any size in between.
     """
     found: list[int] = []
     size, rate, top = 0.0, 0.0, float(rates.max(initial=0.0))
@@ -208,7 +209,7 @@ def _blocks(batches: Ints) -> Ints:
 def _best(
     app: Application, sizes: Ints, batches: Ints, blocks: Ints, efficiency: Floats, pool: Pool, least: int
 ) -> Floats:
-    """Return (E, N) at least the true progress/s in each epoch at each size, on at least `least` nodes."""
+    """Return (E, N) upper bounds on the progress/s in each epoch at each size, on at least `least` nodes."""
     found = np.empty((len(efficiency), len(sizes)))
     for column, gpus in enumerate(sizes.tolist()):
         # No batch is smaller than the replicas that share it.
@@ -223,9 +224,9 @@ def _best(
 
 
 def placements(app: Application, gpus: int, nodes: int, per_node: int, least: int = 1) -> Iterator[tuple[int, ...]]:
-    """Yield the placements (GPUs on each node) whose speeds may differ, on at least `least` nodes.
+    """Yield the placements (GPUs on each node) to compare, all on at least `least` nodes.
 
-    These have equal GPUs on all nodes, or full nodes, or were measured in the application's profile.
+    They have equal GPUs on all nodes, or full nodes, or were measured in the application's profile.
     """
     known = getattr(app.speed, "placements", None)
     fewest = max(-(-gpus // per_node), least)
@@ -241,9 +242,9 @@ def placements(app: Application, gpus: int, nodes: int, per_node: int, least: in
 def _end(app: Application, epochs: float, batches: Ints) -> float:
     """Return the least progress at which the job can be done, in samples of the base batch.
 
-    In a simulation under the companion, rounding may take half a sample per epoch. Early stopping ends a training if
-    the metric has risen too little over `patience` passes. A pass brings the least progress at the batch of lowest
-    efficiency.
+    It is less than all epochs for two reasons. Under the companion, rounding may take half a sample from each epoch.
+    Early stopping ends a training if the metric has risen too little over `patience` passes over the data. Passes are
+    assumed to bring the progress of the least efficient batch.
     """
     total = app.total * epochs - 0.5 * len(app.ends)
     if not app.patience:

@@ -4,9 +4,9 @@ Any schedule gives job j some number of GPUs n_j(t), with Σ n_j(t) ≤ N at eve
 
 Σ JCT_j ≥ Σ [JCT_j + ∫ λ n_j dt] − N ∫ λ dt ≥ Σ V_j(λ) − N ∫ λ dt,
 
-with V_j(λ) the least sum of JCT and bill over all ways to run job j by itself. The right-hand side is the Lagrangian
-dual. Each of its values is a bound, and it is concave in λ, so prices can be improved for any number of steps. Prices
-are constant in intervals, and 0 after the last.
+with V_j(λ) the least JCT plus cost of GPUs over all ways to run job j by itself. The right-hand side is the Lagrangian
+dual. Its value at any prices is a bound. It is concave in λ, so the prices can be improved step by step. Prices are
+constant in intervals, and 0 after the last.
 
 GPUs of several kinds count as multiples of one kind (`curves.Curve.counted`). The prices of the kinds then are λ(t)
 times these multiples, and all of the following holds unchanged.
@@ -23,11 +23,11 @@ choices gives the GPU-seconds that the job takes in each price interval.
 
 Two errors are numerical:
 
-- V is computed at moments and interpolated linearly. V is a minimum over many ways, so it is mostly concave and the
-  line lies below it: more moments have raised the bound in every case tried.
-- A job keeps its GPUs for a whole part, at a size on the concave hull of its rates. It could divide a part between two
-  sizes, as it would when the price changes. Too few parts therefore make the bound too high: by 0.13 % with 8 parts in
-  two jobs on two GPUs, whose best schedule is known, and by nothing from 16 parts on.
+- V is computed at moments and interpolated linearly. V is a minimum over many choices and therefore mostly concave, so
+  interpolation gives too low a V. More moments raised the bound in every case tried.
+- A job keeps its GPUs for a whole part, at a size on the concave hull of its rates. A real job could divide a part
+  between two sizes, and would when the price changes. Too few parts therefore make the bound too high: by 0.13 % with 8
+  parts in two jobs on two GPUs, whose best schedule is known, and by nothing from 16 parts on.
 """
 
 from __future__ import annotations
@@ -106,7 +106,8 @@ class Costs:
     def _used(self, chosen: Sequence[tuple[Ints, Ints]]) -> Floats:
         """Return (I,) the GPU-seconds that the jobs take in each interval.
 
-        `chosen` has, for each part of the training, the chosen size and the moment of the start, for each moment (G,).
+        `chosen` has a pair of index arrays (G,) for each part of the training: for each moment at which a job may reach
+        the part, the size that it uses, and the moment at which it starts the part.
         """
         there, starts, ends, gpus = self._begin, [], [], []
         for way, (column, until) in zip(self._ways, chosen, strict=True):
