@@ -1,9 +1,9 @@
-"""The way into a training script: three edits make an ordinary loop elastic.
+"""Entry of the wrapper into a training script: three edits make an ordinary loop elastic.
 
 job = ones.init(batch=64, epochs=10, max_batch=1024)
 model, optimizer, loader, scheduler = job.prepare(model, optimizer, data, scheduler)
 for epoch in job.epochs():
-    for x, y in loader:         # asking for the next batch is the step boundary
+    for x, y in loader:         # a step boundary each time the next batch is requested
         ...
 """
 
@@ -37,7 +37,7 @@ from ones_wrapper.strategy import Strategy
 _run: Run | None = None
 """The run of this process."""
 _entered: Entered | None = None
-"""Ranks that met before `init` made the run; None otherwise."""
+"""Group of ranks that was built before `init`; None otherwise."""
 
 TWICE = (
     "init: a job is one training, and init was called before: a second one, another fold say, would go on from its "
@@ -64,40 +64,44 @@ def init(
     series: Callable[[str], Any] | None = None,
     tokens: Callable[[Any], Any] | None = None,
 ) -> Job:
-    """Join the run: build the process group, listen to signals and orders.
+    """Join the run: build the process group, and install the handlers of signals and orders.
 
-    `batch` is the global batch, in samples, that the script's learning rate was chosen for. `max_batch` is the largest
-    global batch allowed (default: `batch`, so only the GPUs change). `max_local_batch` is the most samples per GPU per
-    forward pass (default: `max_batch`; halved if the device runs out of memory). A step takes up to
-    `max_accumulation_steps` forward passes per GPU if the batch does not fit otherwise (default: as many as `batch`
-    needs on one GPU, so that no size makes it smaller). Global batches are multiples of `multiple_of`, except an
-    epoch's last batch, and if the GPUs hold fewer samples. `epochs` is the number of epochs to train; 0 for no limit.
+    `batch` is the global batch, in samples, for which the script's learning rate was chosen. `max_batch` is the largest
+    global batch allowed (default: `batch`, so that a resize changes only the GPUs). `max_local_batch` is the largest
+    number of samples per GPU in a forward pass (default: `max_batch`). It is halved if the device runs out of memory.
+    `max_accumulation_steps` is the largest number of forward passes per GPU in a step, for batches that do not fit in
+    one (default: as many as `batch` needs on one GPU). Global batches are multiples of `multiple_of`, except an epoch's
+    last batch, and batches for which the GPUs hold fewer samples. `epochs` is the number of epochs to train; 0 for no
+    limit.
 
-    Learning rate and momentum follow the batch by a rule of the optimizer's class (`gradients/learning_rate.py`) unless
-    `scale_lr` is False. `checkpoint_every_s` is the time between checkpoints (default: as their measured cost and the
-    job's failures suggest). With `write_behind` checkpoints that nobody waits for are copied and written while training
-    goes on. `noise_scale` measures the gradient noise scale, by which the companion judges larger batches. On one GPU
-    this keeps a copy of the gradients. `backend` overrides the choice between nccl (every rank has a GPU) and gloo;
-    "mpi" exchanges through mpi4py. `strategy` is a way to train other than plain data parallel.
+    Learning rate and momentum follow the batch by a rule for the optimizer's class (`gradients/learning_rate.py`)
+    unless `scale_lr` is False. `checkpoint_every_s` is the time between checkpoints in seconds (default: chosen from
+    their measured cost and the job's failures). With `write_behind`, training goes on while a checkpoint is copied and
+    written, unless something waits for that checkpoint. `noise_scale` measures the gradient noise scale, from which the
+    companion computes what a larger batch is worth. On one GPU the measurement keeps a copy of the gradients. `backend`
+    is `nccl`, `gloo`, or `mpi` for an exchange through mpi4py (default: nccl if every rank has a GPU, else gloo).
+    `strategy` is a way to train other than plain data parallel.
 
-    With `uneven` ranks get shares of each step in proportion to their measured speed, for GPUs of different kinds
+    With `uneven`, each rank's share of a step is in proportion to its measured speed, for GPUs of different kinds
     (`data/uneven.py`). This needs `job.ddp`, and a `max_local_batch` above `batch` / ranks.
 
-    All samples of an epoch are used, so shares differ by one if a step does not divide. With `shares="equal"` all ranks
-    have equally many samples, for a script whose own collectives gather a batch. Steps are as large as the batch and
-    the ranks allow, and an epoch leaves out the samples that do not divide: fewer than ranks, and others in each epoch.
+    By default all samples of an epoch are used, so that the ranks' shares of a step may differ by one sample. With
+    `shares="equal"` all ranks have equally many samples, for a script whose own collectives gather a batch. A step is
+    then as large as batch and ranks allow. An epoch leaves out the samples that remain after division: fewer than the
+    number of ranks, and others in each epoch.
 
-    `series` makes a logger of a run id, on the rank that reports: a W&B run, a SummaryWriter, the module mlflow after
-    `start_run`, or one with Lightning's `log_metrics`. It logs GPUs, batch, learning rate, speed, pauses and resizes.
+    `series` is a function from a run id to a logger, called on the rank that reports. The logger is a W&B run, a
+    SummaryWriter, the module mlflow after `start_run`, or an object with Lightning's `log_metrics`. It gets GPUs,
+    batch, learning rate, speed, pauses and resizes.
 
-    `tokens` says how many tokens a local batch holds, as the loader gives it (`lambda batch: batch["mask"].sum()`).
-    Give `tokens` if the script's loss is the mean over the tokens of its local batch: gradients and the reported loss
-    become the mean over the step's tokens, however many each rank and accumulation step has. This costs a small sum
-    over the ranks each step, and the passes of a step are fetched together.
+    `tokens` is a function from a local batch of the loader to its number of tokens (`lambda batch:
+    batch["mask"].sum()`). Give it if the script's loss is the mean over the tokens of its local batch. Gradients and
+    the reported loss then become the mean over the step's tokens, however many tokens each rank and accumulation step
+    has. This costs a small sum over the ranks each step, and the passes of a step are fetched together.
 
-    Synchronises all ranks. Call `init` once, before anything that needs the device. Raises ValueError for numbers that
-    contradict each other, and for a number of ranks that the strategy cannot use. Raises RuntimeError for a job that
-    something else already requeues.
+    Call `init` once, before anything that needs the device. Synchronises all ranks. Raises ValueError if numbers
+    contradict each other, or if the strategy cannot use this number of ranks. Raises RuntimeError if another tool would
+    also requeue the job.
     """
     global _run, _entered
     if _run is not None and not _run.ended:
@@ -117,7 +121,7 @@ def init(
     group = entered.group
 
     def limited() -> Spec:
-        """Return the spec with the limits, which depend on the ranks."""
+        """Return the spec with the strategy's limits, which depend on the ranks."""
         its = replace(spec, limits=limits_of(strategy, spec, group))
         if strategy is not None:
             strategy.bind(group)
@@ -142,15 +146,16 @@ def init(
 
 
 def before_script() -> None:
-    """Prepare a rank before its script, for `ones-run`. Ends a block that has nothing to do, or must wait."""
+    """Prepare a rank before `ones-run` starts its script. Ends the process if its block has nothing to do or must
+    wait."""
     global _entered
     rendezvous.install(os.environ)
     _entered = enter_before_script()
 
 
 def enter(backend: str | None = None) -> Entered:
-    """Return the group of ranks for `init`, which may have met earlier, for a framework or before the script.
-    Collective, the first time. Ends a block that has nothing to do."""
+    """Return the group of ranks for `init`. It may have been built before, by a framework's integration or before the
+    script; else it is built now. Collective if it is built now. Ends the process if its block has nothing to do."""
     global _entered
     if _run is not None and not _run.ended:
         return Entered(_run.group)
@@ -167,13 +172,13 @@ def enter(backend: str | None = None) -> Entered:
 
 
 def present_group() -> Group | None:
-    """Return the ranks of this process's run; None before `init`."""
+    """Return the group of ranks of this process's run; None before `init`."""
     return _run.group if _run is not None else None
 
 
 def join(backend: str | None = None) -> Group:
-    """Build the process group: torch.distributed's, or with `mpi` a group of the ranks that the MPI launcher started.
-    `backend` is `ONES_BACKEND` unless given. With mpi, torch.distributed is not initialized."""
+    """Build the process group: torch.distributed's, or for backend `mpi` a group of the ranks that the MPI launcher
+    started. `backend` is by default the variable `ONES_BACKEND`. With `mpi`, torch.distributed is not initialized."""
     backend = backend or os.environ.get("ONES_BACKEND") or None
     if backend != "mpi":
         try:

@@ -1,4 +1,4 @@
-"""The run as its script sees it: model, data, evaluation, reports and checkpoints."""
+"""The object by which a training script uses its run: model, data, evaluation, reports and checkpoints."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ TWO = (
 
 
 class Job:
-    """One run of an elastic training job, as its script sees it. Made by `init`."""
+    """One run of an elastic training job, for its script. `init` returns it."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -53,14 +53,13 @@ class Job:
 
     @property
     def rank(self) -> int:
-        """This process's number among the ranks; do files and printing on rank 0. A block that waits to join has no
-        rank: the value equals no number, and shows as "none yet".
-        """
+        """Rank of this process, from 0. Write files and print on rank 0 only. A block that waits to join has no rank
+        yet: the value equals no number, and prints as "none yet"."""
         return self._run.rank
 
     @property
     def world(self) -> int:
-        """World size. A block that waits has no world size, as with `rank`."""
+        """World size. In a block that waits to join it is not known yet, like `rank`."""
         return self._run.known(self._run.group.world)
 
     @property
@@ -70,7 +69,8 @@ class Job:
 
     @property
     def replicas(self) -> int:
-        """Number of replicas over which a step's samples are split: one a rank, unless a strategy's are larger."""
+        """Number of replicas over which a step's samples are split: the world size, unless a strategy's replicas have
+        several ranks."""
         return self._run.known(self._run.sizes.division.replicas)
 
     @property
@@ -80,63 +80,66 @@ class Job:
 
     @property
     def device(self) -> torch.device:
-        """Device on which model and batches belong."""
+        """Device of this rank, for its model and batches."""
         return self._run.group.device
 
     @property
     def batch(self) -> int:
-        """Global batch in force, in samples."""
+        """Present global batch, in samples."""
         return self._run.sizes.batch
 
     @property
     def lr_factor(self) -> float:
-        """Ratio of the learning rate in force to the rate that the script set."""
+        """Learning rate that the optimizer uses, divided by the rate that the script set."""
         return self._run.sizes.lr_factor
 
     @property
     def progress(self) -> TrainingProgress:
-        """Progress of the training."""
+        """Position of the training: epoch, step, samples and more."""
         return self._run.progress
 
     @property
     def run_id(self) -> str:
-        """Name for all runs of this job, and after `register` for runs of the job whose checkpoint it resumes:
+        """Name for experiment loggers, the same in all runs of this job:
 
             wandb.init(id=job.run_id, resume="allow")
             SummaryWriter(log_dir=f"tensorboard/{job.run_id}", purge_step=job.progress.step)
 
-        The name is stored in the file `run-id` of the job's directory, and in checkpoints.
+        A job that resumes from another job's checkpoint has that job's name after `register`. The name is stored in
+        checkpoints and in the file `run-id` of the job's directory.
         """
         return self._run.run_id
 
     @property
     def base_steps(self) -> int:
-        """Samples used so far, in steps of the base batch; at that batch, the number of steps. A formula of the
-        script's own for the learning rate takes it as the iteration (`lr = cosine(job.base_steps)`)."""
+        """Samples used so far, in base batches; the last base batch of an epoch counts as full. At the base batch this
+        is the number of steps. A script's own formula for the learning rate takes it as the iteration
+        (`lr = cosine(job.base_steps)`)."""
         progress = self._run.progress
         self._run.loop.first_steps.counts_by_job = True
         return (progress.samples + progress.padding) // self._run.sizes.spec.base_batch
 
     @property
     def updates(self) -> bool:
-        """True if the optimizer steps now: of several accumulation steps, only in the last one. Put things to do once a
+        """True in the last accumulation step of a step, in which the optimizer acts. Put actions that occur once a
         step, such as clipping gradients, under `if job.updates:`."""
         return self._run.loop.part.last
 
     def prepare(self, *things: Any) -> Any:
-        """Make the training's objects elastic, given in any order, and return them in that order:
+        """Make the training's objects elastic, and return them in the order in which they were given:
 
             model, optimizer, loader, scheduler = job.prepare(model, optimizer, data, scheduler)
 
-        Models are returned as by `ddp`, on the job's device. A model that `ddp`, `fsdp` or `exchange` returned stays,
-        as does a model with nothing to train. Data is a dataset, or a DataLoader whose settings are taken over, with
-        init's `batch` as its batch size: see `loader`. All else is registered, and the newest good checkpoint is loaded
-        into it: see `register`. Optimizers and schedulers may be made before this call, with the original model.
-        Further schedulers, gradient scalers, averages, objects with a state, and a dict of plain values may be given,
-        too.
+        - Models are returned as by `ddp`, on the job's device. A model from `ddp`, `fsdp` or `exchange` is returned as
+          it is. A model without trainable parameters is only moved to the device.
+        - Data is a dataset, or a DataLoader whose batch size is init's `batch`. The DataLoader's other settings are
+          kept: see `loader`.
+        - Optimizers, schedulers, gradient scalers, averages, other objects with a state, and dicts of plain values are
+          registered: see `register`. The newest good checkpoint is loaded into them and the models. Optimizers and
+          schedulers may have been made with the original model.
 
-        Call this again for further objects: models and data at any time before training begins, everything else with
-        the optimizers, once. Synchronises all ranks.
+        The call may be repeated for further objects before training begins: data at any time, models not after the
+        optimizers. Give optimizers and all other objects in one call. Synchronises all ranks.
         """
         given = sorted_by_kind(things)
         found: dict[int, Any] = {id(one): self._prepared(one) for one in given.models}
@@ -179,14 +182,14 @@ class Job:
         return {id(one): it for one, it in pairs}
 
     def ddp(self, model: torch.nn.Module, **options: Any) -> torch.nn.Module:
-        """Return the model in data parallel, its gradients averaged over samples rather than over ranks.
+        """Return the model in data parallel. Its gradients are averaged over the samples of a step, not over ranks.
 
-        So the script's loss stays the mean over its local batch even if local batches differ in size. `options` are
-        those of torch's DistributedDataParallel; over MPI, `bucket_cap_mb` and `broadcast_buffers`. Synchronises all
-        ranks: all get rank 0's parameters. In training each step exchanges every gradient once, during backward.
+        So the script's loss stays the mean over its local batch, even if local batches differ in size. `options` are
+        those of torch's DistributedDataParallel; over MPI, only `bucket_cap_mb` and `broadcast_buffers`. Synchronises
+        all ranks: each gets rank 0's parameters. In training, each gradient is exchanged once a step, during backward.
 
-        Call it once for each model; the gradient noise scale is measured on the first. Parameters that are trained at
-        any time must require gradients now, and can be frozen afterwards.
+        Call it once for each model; the gradient noise scale is measured on the first. A parameter that is trained at
+        any time must require a gradient now, and can be frozen afterwards.
         """
         run = self._run
         strategy = run.settings.strategy
@@ -207,11 +210,12 @@ class Job:
         return MpiExchange(run.group, self._noise)
 
     def fsdp(self, model: torch.nn.Module, **options: Any) -> torch.nn.Module:
-        """Return the model sharded over the ranks by FSDP2 (`fully_shard`), its gradients averaged over samples.
+        """Return the model sharded over the ranks by FSDP2 (`fully_shard`). Its gradients are averaged over the samples
+        of a step.
 
-        `modules` names the modules that are units (a type, several, or a function of a module); other options are
-        `fully_shard`'s. Synchronises all ranks. In training each pass gathers every unit's parameters twice and
-        exchanges its gradients once.
+        `modules` selects the modules that are gathered as units: a type, several types, or a function that is true for
+        such a module. Other options are `fully_shard`'s. Synchronises all ranks. In training, each pass gathers a
+        unit's parameters for its forward and for its backward, and exchanges its gradients once.
         """
         from ones_wrapper.gradients.fsdp import FsdpExchange
 
@@ -219,10 +223,11 @@ class Job:
         return self._wrap(FsdpExchange(self._run.group, self._noise), model, options)
 
     def exchange(self, model: torch.nn.Module, name: str, **options: Any) -> torch.nn.Module:
-        """Return the model with a gradient exchange of another package, a subclass of `gradients.exchange.Exchange`.
+        """Return the model with a gradient exchange from another package, a subclass of `gradients.exchange.Exchange`.
 
-        `name` is its name in the entry points `ones_wrapper.exchanges`, or `package.module:Class`. Raises ValueError if
-        there is none of that name. `options` are those of its `wrap`.
+        `name` is the name that the package registers in the entry points `ones_wrapper.exchanges`, or
+        `package.module:Class`. `options` are passed to the exchange's `wrap`. Raises ValueError if no exchange has this
+        name.
         """
         self._check_averaged("exchange")
         made = load("ones_wrapper.exchanges", name, ())(self._run.group, self._noise)
@@ -254,11 +259,11 @@ class Job:
         return self._run.loop.exchanges.add(exchange, model, options)
 
     def unwrap(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Return the model that was given to `ddp`, `fsdp` or `exchange`: to save, export or evaluate it.
+        """Return the model that was given to `ddp`, `fsdp` or `exchange`, to save, export or evaluate it.
 
-        Another model is returned as it is. A sharded model is the same object, and its parameters stay sharded. If a
-        strategy's ranks train models of their own, the result is the model that the job saves. In training this is a
-        copy, for which all ranks call this.
+        A model that was given to none of them is returned as it is. A model of `fsdp` is the same object before and
+        after, and its parameters stay sharded. If a strategy's ranks train different models, the result is the model
+        that checkpoints hold. During training this is a copy, for which all ranks must call `unwrap`.
         """
         return self._run.loop.exchanges.inside(model)
 
@@ -270,28 +275,34 @@ class Job:
         scheduler: Any = None,
         **others: Any,
     ) -> Any:
-        """Name the training's state once, load the newest good checkpoint into it, and return objects to train with:
+        """Register the training's state, load the newest good checkpoint into it, and return the objects to train with:
 
             optimizer, scheduler = job.register(model=model, optimizer=optimizer, scheduler=scheduler)
 
-        Returns only the optimizer, or all that was given besides the model, in the order (optimizer, scheduler,
-        others). Schedulers come back in a wrapper (`schedule.py`): its `step()` inside the loop over batches advances
-        by as many steps of the base batch as the samples are worth. If a step may take several accumulation steps,
-        optimizer and gradient scaler come in wrappers that act in the last one (`accumulation.py`). The given objects
-        raise an error if they are used instead. `others` are further objects with `state_dict` and `load_state_dict`,
-        such as a gradient scaler; their state is plain data: numbers, texts, tensors, and lists and dicts of them.
-        Synchronises all ranks, and reads each checkpoint twice: once to verify it, once to load it.
+        Call it once. Returns all objects but the model, in the order optimizer, scheduler, others; a single object
+        without a tuple. Use the returned objects: a given object that was replaced by a wrapper raises an error when it
+        is used.
 
-        Models, optimizers, schedulers and others may be dicts of several (`model={"g": G, "d": D}`), and come back as
-        such. A dict of plain values among the others (`counters={"best": 0.0}`) is carried, too, and loaded in place;
-        the values of rank 0 count.
+        - A scheduler's wrapper (`schedule.py`) counts in base batches: `step()` inside the loop over batches advances
+          the scheduler by the step's samples divided by the base batch.
+        - If a step may take several accumulation steps, wrappers of optimizer and gradient scaler (`accumulation.py`)
+          act only in the last one.
+
+        `others` are further objects with `state_dict` and `load_state_dict`, such as a gradient scaler. Their state is
+        plain data: numbers, texts, tensors, and lists and dicts of them.
+
+        Models, optimizers, schedulers and others may be dicts of several objects (`model={"g": G, "d": D}`), and are
+        returned as dicts. A dict of plain values among the others (`counters={"best": 0.0}`) is also saved, with rank
+        0's values, and loaded in place.
+
+        Synchronises all ranks. A checkpoint is read twice: once to verify it, once to load it.
         """
         extras = others if scheduler is None else {"scheduler": scheduler, **others}
         carried = self._carry(model, optimizer, extras)
         return carried[0] if len(carried) == 1 else tuple(carried)
 
     def _carry(self, model: Any, optimizer: Any, others: Mapping[str, Any]) -> list[Any]:
-        """Load the newest good checkpoint; return the optimizer and each of the others to train with."""
+        """Load the newest good checkpoint; return the optimizer and the others in the form to train with."""
         run = self._run
         if run.keeping.state is not None:
             raise RuntimeError("prepare, register: the optimizer was given; give all that training carries at once")
@@ -329,18 +340,20 @@ class Job:
         coreset: Coreset | None = None,
         **options: Any,
     ) -> Loader:
-        """Return the training data cut into the batch in force, each sample once an epoch.
+        """Return the training data in batches of the job's present size. An epoch has each sample once.
 
-        The data is a map-style dataset, or an iterable one that can skip (`skip(n)`, or `from_position(epoch, start)`).
-        `seed` fixes the order of every epoch, and all random numbers. With `keyed` the numbers that a sample draws as
-        it is fetched (augmentation) depend only on seed, epoch and sample. Others (dropout) depend on seed, step and
-        rank. `options` are further ones of torch's DataLoader (`pin_memory`, …); not those that choose samples, since
-        that is done here. With `drop_last` an epoch has only the first samples of its order that fill whole batches of
-        init's `batch`: the same samples at any size and batch, but others in each epoch. Synchronises nothing.
+        `dataset` is a map-style dataset, or an iterable one that can skip (`skip(n)`, or `from_position(epoch,
+        start)`). `seed` fixes the order of every epoch, and all random numbers. With `keyed`, random numbers that are
+        drawn while a sample is fetched (augmentation) depend only on seed, epoch and sample. Other random numbers
+        (dropout) depend on seed, step and rank. `options` are further options of torch's DataLoader (`pin_memory`, …),
+        except those that choose samples. Synchronises nothing.
 
-        With a `coreset` an epoch is a chosen part of the data, and the loop gets (batch, weights): write the loss as
-        the mean of weight times the sample's loss. A coreset synchronises all ranks when samples are chosen, at the
-        beginning of an epoch.
+        With `drop_last`, an epoch leaves out the last samples of its order, which do not fill a batch of init's
+        `batch`. The samples that are left out differ from epoch to epoch, but not with world size or batch.
+
+        With a `coreset`, an epoch is a weighted part of the data, and the loop gets (batch, weights). Write the loss as
+        the mean of weight × loss over the samples. The part is chosen at the beginning of an epoch, which synchronises
+        all ranks.
         """
         if self._run.loop.feed is not None:
             raise RuntimeError(TWO)
@@ -369,11 +382,11 @@ class Job:
         num_workers: int = 0,
         **options: Any,
     ) -> Evaluation:
-        """Return this rank's share of a dataset to evaluate on, without padding or repeats.
+        """Return an iterable over this rank's share of an evaluation dataset, without padding or repeats.
 
-        Its batches have at most `batch` samples (`max_local_batch`). `mean` puts the ranks' results together. All ranks
-        iterate over it; at its beginning they take rank 0's buffers of the model. The training's data and random
-        numbers stay as they are.
+        Its batches have at most `batch` samples (default: init's `max_local_batch`). Combine the ranks' results by
+        `mean`. All ranks must iterate over it: at the beginning, rank 0 sends its buffers of the model to all ranks.
+        Position and random numbers of the training do not change.
         """
         feed = Feed(
             dataset, shuffle=False, seed=0, collate_fn=collate_fn, num_workers=num_workers, options=dict(options)
@@ -381,9 +394,9 @@ class Job:
         return Evaluation(self._run, feed, batch or self._run.sizes.spec.max_local_batch)
 
     def any(self, bad: torch.Tensor | bool) -> bool:
-        """Return whether any rank's answer is yes: `if job.any(not loss.isfinite()): continue`.
+        """Return True if `bad` is true on any rank: `if job.any(not loss.isfinite()): continue`.
 
-        All ranks then leave the step out together: if one rank skipped its backward pass, the others would wait for it.
+        So all ranks leave out a step together; if only one left out its backward pass, the others would wait for it.
         Synchronises all ranks, and waits for the GPU.
         """
         self._run.loop.first_steps.together("job.any")
@@ -391,10 +404,10 @@ class Job:
         return found
 
     def mean(self, total: torch.Tensor | float, count: torch.Tensor | float) -> float:
-        """Return the mean over all ranks' samples, from each rank's sum over its samples and their number.
+        """Return the mean over the samples of all ranks.
 
-        The sum is in double precision. A rank without samples gives 0 and 0. Synchronises all ranks. Raises ValueError
-        if no rank had a sample.
+        `total` is the sum over this rank's samples, `count` their number; both are 0 on a rank without samples. The
+        sums are in double precision. Synchronises all ranks. Raises ValueError if no rank had a sample.
         """
         self._run.loop.first_steps.together("job.mean")
         sums = self._run.group.total([float(total), float(count)])
@@ -403,11 +416,11 @@ class Job:
         return sums[0] / sums[1]
 
     def open(self, path: str | os.PathLike[str]) -> KeptFile:
-        """Open a text file to whose end rank 0 writes; other ranks may write too, without effect.
+        """Open a text file to which rank 0 appends. Other ranks may call `write`, which does nothing there.
 
-        A resume cuts the file back to its size at the checkpoint, so that no line is there twice. If training begins
-        from scratch the file is empty. Call this after `register`. If rank 0 moves to another node, as in a job of
-        blocks, `path` must be shared.
+        When a checkpoint is loaded, the file is cut back to its size at that checkpoint, so that no line occurs twice.
+        A training from scratch empties the file. Call this after `register`. `path` must be on a shared file system if
+        rank 0 may move to another node, as in a job of blocks.
         """
         if self._run.keeping.state is None:
             raise RuntimeError(
@@ -416,15 +429,15 @@ class Job:
         return self._run.keeping.files.open(path)
 
     def epochs(self) -> Iterator[int]:
-        """Yield the epochs still to train, from the one in which the checkpoint stopped; without end if init's is 0.
+        """Yield the numbers of the epochs to train, from the epoch of the loaded checkpoint; without end if init's
+        `epochs` is 0.
 
-        Synchronises all ranks at the first and, for the last checkpoint, after the last.
+        Each turn of the loop ends an epoch at a step boundary, and reports it with the values that `report` got. All
+        ranks are synchronised at the first turn, by two small sums at each further turn, and by the last checkpoint
+        after the last turn. In a block that joins, the first turn waits until the block is admitted.
 
-        Each turn ends the epoch, at a step boundary: the epoch is reported, with the values that `report` got, and two
-        small sums synchronise the ranks. A block that joins waits here.
-
-        Leaving the loop by `break` or `return` writes the last checkpoint, too. The next start goes on after the loop,
-        unless init's `epochs` has changed. All ranks must leave together.
+        Leaving the loop by `break` or `return` ends the training, and writes the last checkpoint. The job's next start
+        then skips the loop, unless init's `epochs` has changed. All ranks must leave together.
         """
         run = self._run
         if run.left:
@@ -445,16 +458,16 @@ class Job:
         run.finish()
 
     def report(self, *, accuracy: float | None = None, loss: float | None = None) -> None:
-        """Give the present epoch's report an accuracy, and a loss in place of the mean of the losses given to
-        `job.loss`. Call it in the loop over epochs; rank 0's last values count. Synchronises nothing."""
+        """Set accuracy and loss in the present epoch's report. Without a loss, the report has the mean of the losses
+        that `job.loss` got. Call it in the loop over epochs; the last values on rank 0 count. Synchronises nothing."""
         found = {"accuracy": accuracy, "loss": loss}
         self._found |= {name: value for name, value in found.items() if value is not None}
 
     def epoch_end(self, *, accuracy: float | None = None, loss: float | None = None) -> None:
-        """End the epoch here, with the values that `report` takes: in a loop that does not use `epochs`.
+        """End the epoch now. Accuracy and loss are reported as by `report`.
 
-        Or call this before work that should not wait for the next turn. All ranks call this; it is a step boundary, and
-        synchronises them.
+        Call this in a loop that does not use `epochs`; or within `epochs`, to end the epoch before further work rather
+        than at the next turn. All ranks call this together. It is a step boundary, and synchronises all ranks.
         """
         self._run.loop.first_steps.together("job.epoch_end")
         self.report(accuracy=accuracy, loss=loss)
@@ -462,22 +475,22 @@ class Job:
         self._found = {}
 
     def probe(self, one_pass: Callable[[int], object]) -> int:
-        """Return the most samples of a pass that the devices hold, found by trial; at most init's `max_local_batch`.
+        """Return the largest number of samples in a pass that all devices hold, found by trial; at most init's
+        `max_local_batch`.
 
-        `one_pass(samples)` makes a forward and a backward pass of that many samples, on the model inside
-        (`job.unwrap(model)`); a strategy's own collectives may be part of it. Call it after `register` and before the
-        first epoch. The result is kept in the job's directory and corrects the strategy's limits for the companion: so
-        later runs on the same devices need not try again. Synchronises all ranks. On a GPU without memory left by
-        others it takes a few dozen passes.
+        `one_pass(samples)` makes a forward and a backward pass of that many samples on the original model
+        (`job.unwrap(model)`). It may use a strategy's collectives. Call `probe` after `register` and before the first
+        epoch. Synchronises all ranks. A trial takes a few dozen passes. The result is stored in the job's directory, so
+        that later runs on the same devices make no trial. It also corrects the strategy's limits for the companion.
 
-        Meanwhile memory for the first steps is held: the trained parameters once for the buckets of gradients, and
-        twice for moments of the optimizer, if no checkpoint brought them. An optimizer that keeps less leaves the
-        difference free; further state, such as 1-bit LAMB's residual, is not counted.
+        During the trial, memory for the first training steps is set aside, in sizes of the trained parameters. Gradient
+        buckets count once, the optimizer's moments twice unless a checkpoint has loaded them. An optimizer with less
+        state leaves the difference free in training. Further state, such as 1-bit LAMB's residual, is not counted.
 
-        If ranks wait for each other in a pass (replicas of several ranks, `fsdp`), a pass that runs out of memory is
-        not caught. As in training it ends the ranks, `ones-run` starts them again, and half as many samples are taken.
+        If ranks wait for each other within a pass (replicas of several ranks, `fsdp`), running out of memory ends the
+        ranks, as in training. `ones-run` then starts them again, and half as many samples are taken.
 
-        Raises MemoryError if not one sample fits.
+        Raises MemoryError if one sample does not fit.
         """
         state = self._run.keeping.state
         if state is None or self._run.begun:
@@ -485,8 +498,8 @@ class Job:
         return self._run.sizes.probe(one_pass, state)
 
     def loss(self, loss: torch.Tensor | float) -> None:
-        """Report the mean loss of this local batch; with a strategy whose ranks compute parts of the loss, this rank's
-        part. Does not wait for the GPU, and synchronises nothing."""
+        """Report the mean loss of this rank's local batch. With a strategy whose ranks compute parts of the loss,
+        report this rank's part. Does not wait for the GPU, and synchronises nothing."""
         run = self._run
         if run.settings.strategy is not None and run.settings.strategy.losses_add_up:
             loss = loss * (run.group.world // run.sizes.division.replicas)
@@ -494,11 +507,11 @@ class Job:
         run.records.meter.loss(loss, run.loop.part.counted)
 
     def checkpoint(self) -> bool:
-        """Write a checkpoint now; durable on return. False if it could not be written, which is logged.
+        """Write a checkpoint. Return True once it is durable; if it cannot be written, log the reason and return False.
 
-        Synchronises all ranks and waits for the file system. Call it between steps, on all ranks: before a backward
-        pass, or outside the loop. Raises RuntimeError after the optimizer's step, which counts only when the loader is
-        asked for the next batch.
+        Synchronises all ranks and waits for the file system. Call it on all ranks between two steps: before a backward
+        pass, or outside the loop. Raises RuntimeError between the optimizer's step and the request for the next batch,
+        since only the request completes the step.
         """
         if self._run.loop.mid_step:
             raise RuntimeError("checkpoint: the optimizer has stepped; call it at the top of the loop, or after it")

@@ -1,4 +1,4 @@
-"""Objects of other packages, found by the name that a package registers, or as `package.module:Name`."""
+"""Loading of objects from other packages, by a registered name or as `package.module:Name`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any
 
 
 def load(group: str, name: str, ours: Iterable[str]) -> Any:
-    """Return the object that a package registers as `name` in its entry points of `group`, or `package.module:Name`.
-    Raises ValueError if there is none or it cannot be imported; the message names `ours` and the registered ones."""
+    """Return the object that a package registers as `name` in the entry points of `group`, or the object at
+    `package.module:Name`. Raises ValueError if it is not found or cannot be imported. The message lists `ours` and the
+    registered names."""
     from importlib.metadata import entry_points  # not at the top: `ones-run` and every rank import this module
 
     registered = entry_points(group=group)

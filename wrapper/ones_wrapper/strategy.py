@@ -23,67 +23,73 @@ if TYPE_CHECKING:
 
 
 class Strategy(ABC):
-    """One way to train. A replica is the consecutive ranks that share a local batch; all replicas have equally many.
+    """A way to train other than plain data parallel. A replica is consecutive ranks that share a local batch; all
+    replicas have equally many ranks.
 
     All ranks of a replica get the same samples from `job.loader` and `job.evaluate`. `job.ddp` sums gradients over all
-    ranks, each weighed with its replica's share of the step's samples. So the losses of a replica's ranks must be parts
-    that add up to the mean over its local batch. Else the strategy needs an exchange of its own.
+    ranks, each multiplied by its replica's share of the step's samples. So the losses of a replica's ranks must be
+    parts whose sum is the mean over the local batch. A strategy with other losses needs a gradient exchange of its own
+    (`exchange`).
     """
 
     name: str
-    """Short name of the strategy, for reasons and logs."""
+    """Short name of the strategy in reasons and logs."""
 
     hot = False
-    """True if ranks may change while it trains: `bind` is then called again, with the new ranks. In that call `bind`
-    must not wait for other ranks, since a lost rank never comes."""
+    """True if the job's ranks may change during training. `bind` is then called again, with the new ranks. That call of
+    `bind` must not wait for other ranks, since a rank may have been lost."""
 
     losses_add_up = False
-    """True if the local losses of a replica's ranks add up to the replica's loss; False if each is the whole loss."""
+    """True if the losses of a replica's ranks are parts whose sum is the replica's loss; False if each rank has the
+    whole loss."""
 
     same_numbers = False
-    """True if the generators of a replica's ranks are seeded alike before each step."""
+    """True if all ranks of a replica draw the same random numbers in a step."""
 
     measures_noise = True
-    """True if the gradient noise scale can be measured when each rank is a replica."""
+    """True if the gradient noise scale can be measured with this strategy. It also requires that each rank is a
+    replica."""
 
     local_rate = False
-    """True if the learning rate belongs to a replica's local batch. Then `init(batch=...)` is a local batch, too."""
+    """True if the script's learning rate is for one replica's batch. Then `init(batch=...)` is one replica's batch,
+    too."""
 
     @abstractmethod
     def limits(self, spec: Spec, most_gpus: int, ranks_per_node: int) -> StrategyLimits:
-        """Return the sizes that the strategy can use, up to `most_gpus` GPUs, `ranks_per_node` a node. All ranks return
-        the same.
+        """Return the world sizes that the strategy can use, up to `most_gpus`, on nodes of `ranks_per_node` ranks. The
+        result must be equal on all ranks.
 
-        `init` calls this, and the run calls this again when training begins and models are known (`wrapped`).
-        `StrategyLimits.memory_bytes` may be left 0: `init` sets it to the device's. Raises ValueError, with sizes that
-        would fit, for a strategy that can use none.
+        Called by `init`, and again when training begins, after `wrapped` has given the models.
+        `StrategyLimits.memory_bytes` may be left 0: `init` then sets it to the device's memory. Raises ValueError, with
+        sizes that would fit, if no size can be used.
         """
 
     def replicas(self, world: int) -> int:
-        """Return the number of replicas over which the samples of a step are split. Raises ValueError for a world size
-        that the strategy cannot use, with sizes that would fit (`refuse`)."""
+        """Return the number of replicas over which the samples of a step are split. Raises ValueError (by `refuse`,
+        with sizes that would fit) for a world size that the strategy cannot use."""
         return world
 
     def refuse(self, world: int, fitting: list[int]) -> ValueError:
-        """Return the error to raise for an unusable world size; `fitting` are some usable sizes, ascending."""
+        """Return the error to raise for an unusable world size. `fitting` are some usable sizes, ascending."""
         return ValueError(refusal(self.name, world, fitting))
 
     def bind(self, group: Group) -> None:  # noqa: B027, since many need no process groups
-        """Make process groups: the ranks are known. Collective; `init` calls it before the model is made."""
+        """Make the process groups of the strategy, once the ranks are known. Collective; `init` calls it before the
+        model is made."""
 
     def batch_fixed(self) -> bool:
-        """Return True if the global batch must not change now. Called at step boundaries, with one answer on all ranks.
-        Not collective."""
+        """Return True if the global batch must not change now. Called at step boundaries; all ranks must return the
+        same. Not collective."""
         return False
 
     def limits_now(self, limits: StrategyLimits) -> StrategyLimits:
-        """Return `limits` as they are at this step boundary; the same object if nothing changed. Not collective."""
+        """Return `limits` updated for this step boundary, or the same object if nothing changed. Not collective."""
         fixed = self.batch_fixed()
         return limits if fixed == limits.batch_fixed else replace(limits, batch_fixed=fixed)
 
     def batch_in_force(self, batch: int) -> str:
-        """Begin steps of this global batch, or go on with them; return a note for people, empty for none. Collective.
-        Raises RuntimeError if the script left out something that the strategy needs."""
+        """Begin or continue with steps of this global batch; return a note for the log, or an empty text. Collective.
+        Raises RuntimeError if the script left out a call that the strategy needs."""
         return ""
 
     def exchange(self, group: Group, noise: NoiseScale | None) -> Exchange | None:
@@ -95,12 +101,12 @@ class Strategy(ABC):
 
 
 class ApartStrategy(Strategy):
-    """A strategy whose ranks train models of their own (`gradients.apart`)."""
+    """A strategy whose ranks train different models (`gradients.apart`)."""
 
     hot = True
     measures_noise = False
     model_bytes = 0
-    """Bytes of the trained parameters, once `job.ddp` was given the model."""
+    """Bytes of the trained parameters; 0 before `job.ddp` gets the model."""
 
     def wrapped(self, model: torch.nn.Module) -> None:
         self.model_bytes += sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad)

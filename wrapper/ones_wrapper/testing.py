@@ -1,4 +1,5 @@
-"""Tests of resize logic in seconds, without Slurm: the test's body runs in forked ranks, again and again.
+"""Tests of resize logic in seconds, without Slurm. A test's body runs in forked ranks, and is started again at each
+resize.
 
     @testing.elastic(ranks=2)
     def test_resize() -> int | None:
@@ -10,12 +11,12 @@
                     job.checkpoint()
                     return 3                    # go on with three ranks
                 ...                             # a step
-        testing.put(parameters)                 # for later starts, and for who called `testing.run`
+        testing.put(parameters)                 # for later starts, and for the caller of `testing.run`
         return None                             # the end
 
-Each start is a new run of one job, as after a requeue: SLURM_RESTART_COUNT rises, the job's directory stays. The test
-passes when a start returns None on all ranks. (A test that returns its next size is AdaptDL's idea; Qiao et al., OSDI
-2021.) Forking shares what the test process has imported, so a start takes a fraction of a second.
+Each start is a new run of the same job, as after a requeue: SLURM_RESTART_COUNT rises, the job's directory stays. The
+test passes when a start returns None on all ranks. (A test that returns its next world size is AdaptDL's idea; Qiao et
+al., OSDI 2021.) A fork has the modules that the test's process imported, so a start takes a fraction of a second.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ __all__ = ["Put", "RankFailed", "die", "elastic", "put", "run", "values"]
 
 @dataclass(frozen=True)
 class Put:
-    """Value that a rank put by `put`."""
+    """A value that a rank gave to `put`."""
 
     start: int
     rank: int
@@ -70,17 +71,17 @@ _earlier: list[Put] = []
 
 
 def put(value: Any) -> None:
-    """Keep a value, which must be picklable, for later starts and for the caller of `run`."""
+    """Keep a value for later starts and for the caller of `run`. The value must be picklable."""
     _this("put").put.append(value)
 
 
 def values() -> list[Put]:
-    """Return the values that the ranks of earlier starts put, in the order of starts and ranks."""
+    """Return the values that ranks gave to `put` in earlier starts, ordered by start and rank."""
     return list(_earlier)
 
 
 def die(ranks: int) -> NoReturn:
-    """End this rank as SIGKILL does, without notice; the next start has `ranks` ranks. All ranks call this."""
+    """End this rank as SIGKILL would. The next start has `ranks` ranks. All ranks must call this."""
     _this("die").die(ranks)
 
 
@@ -93,8 +94,8 @@ def _this(name: str) -> Rank:
 def elastic(
     ranks: int = 1, *, timeout_s: float = 60.0, most_starts: int = 32, env: Mapping[str, str] | None = None
 ) -> Callable[[Callable[..., int | None]], Callable[..., None]]:
-    """Decorate a test: its body runs in `ranks` processes, then in the number that the body returned, until it returns
-    None. Further arguments are those of `run`."""
+    """Decorate a test, so that `run` runs its body: first in `ranks` processes, then in the number that the body
+    returned, until it returns None. The further arguments are those of `run`."""
 
     def decorate(function: Callable[..., int | None]) -> Callable[..., None]:
         @functools.wraps(function)
@@ -115,12 +116,12 @@ def run(
     most_starts: int = 32,
     env: Mapping[str, str] | None = None,
 ) -> list[Put]:
-    """Run `body` in `ranks` processes, then in the number that it returned, until it returns None; return the values
-    put.
+    """Run `body` in `ranks` processes, then in the number that it returned, until it returns None. Return the values
+    that were given to `put`.
 
-    `timeout_s` applies to each start; `env` is added to the ranks' environment. Raises RankFailed if a rank raises,
-    vanishes or hangs, if ranks return different sizes, and after `most_starts` starts. Raises RuntimeError if this
-    process cannot be forked (it uses a GPU, or has a process group).
+    `timeout_s` limits each start; `env` is added to the ranks' environment. Raises RankFailed if a rank raises,
+    vanishes or hangs, if ranks return different numbers, and after `most_starts` starts. Raises RuntimeError if this
+    process cannot be forked, since it uses a GPU or has a process group.
     """
     if torch.cuda.is_initialized() or dist.is_initialized():  # type: ignore[no-untyped-call]
         raise RuntimeError("testing: this process uses a GPU or has a process group, which no fork survives")
@@ -153,14 +154,15 @@ def run(
 
 _LOCAL = "127.0.0.1"
 GRACE_S = 2.0
-"""Seconds that the other ranks may go on after one rank failed."""
+"""Seconds after the failure of one rank in which results of the other ranks are still collected."""
 
 _STACK_SIGNAL = signal.SIGRTMIN + 1
 _LAUNCHER_PREFIXES = ("ONES_", "SLURM_", "PMI_", "PMIX_", "OMPI_")
 
 
 class RankFailed(AssertionError):
-    """Error: a rank raised, vanished or hung. The message says which rank, at which start, and where."""
+    """Error of a rank that raised, vanished or hung. The message says which rank, in which start, and where in the
+    code."""
 
 
 @dataclass(frozen=True)
@@ -173,7 +175,7 @@ class RankResult:
     """Traceback of the rank's error; empty if the rank did not fail."""
     raised: BaseException | None = None
     skipped: str = ""
-    """Reason why the body cannot run here; empty if it can."""
+    """Reason why the test was skipped; empty if it was not."""
 
 
 class Rank:
@@ -186,7 +188,7 @@ class Rank:
         self._pipe = pipe
 
     def run(self, body: Callable[[], int | None]) -> None:
-        """Run the body and the exit hooks, and send the result."""
+        """Run the body and the exit hooks, and send the result to the test's process."""
         Rank.this = self
         wanted, trace, raised, skipped = None, "", None, ""
         try:
@@ -265,7 +267,7 @@ class Start:
         listener.close()
 
     def _set_up(self, rank: int, env: Mapping[str, str]) -> None:
-        """Set up the rank's process as after a start by the node launcher."""
+        """Set the environment of a rank's process to that after a start by the node launcher."""
         for name in [name for name in os.environ if name.startswith(_LAUNCHER_PREFIXES)]:
             del os.environ[name]
         place = {
@@ -290,7 +292,8 @@ class Start:
         stack.write(f"begun, process {os.getpid()}\n")
 
     def outcome(self, timeout_s: float) -> list[RankResult]:
-        """Return the results of the ranks, by rank. Raises RankFailed if one failed or the time is over."""
+        """Return the ranks' results, in rank order. Raises RankFailed if a rank failed or has no result after
+        `timeout_s` seconds."""
         half, until = time.monotonic() + timeout_s / 2, time.monotonic() + timeout_s
         results: dict[int, RankResult] = {}
         failed: list[int] = []
@@ -350,7 +353,7 @@ class Start:
         return self._directory / f"stack-{rank}"
 
     def _ask_stack(self, rank: int, after_s: float) -> None:
-        """Signal a rank to write its stack, unless it has not begun: the signal would end it."""
+        """Signal a rank to write its stack. A rank that has not begun is left out, since the signal would end it."""
         stack = self._stack(rank)
         begun = stack.exists() and "begun, " in stack.read_text()
         with stack.open("a") as file:
@@ -359,7 +362,7 @@ class Start:
             os.kill(self._pids[rank], _STACK_SIGNAL)
 
     def end(self) -> None:
-        """Kill the remaining ranks, and wait for their end."""
+        """Kill the remaining ranks, and wait until they have ended."""
         for pid in self._pids.values():
             os.kill(pid, signal.SIGKILL)
         for pid in self._pids.values():
