@@ -6,6 +6,7 @@ import ast
 import string
 from collections import defaultdict
 from pathlib import Path
+from time import mktime, strptime
 
 import pytest
 
@@ -50,13 +51,18 @@ def test_what_is_counted_has_a_sentence() -> None:
     assert SITE_LIMITS <= CAUSES.keys() <= SENTENCES.keys()
 
 
+PREEMPTED = ": Slurm preempted blocks of it"
+MOMENT = strptime("2026-11-28 12:53:20", "%Y-%m-%d %H:%M:%S")
+
+
 @pytest.mark.parametrize(
     ("code", "arguments", "sentence"),
     [
         ("resizes_per_job", {"times": 1}, "it was resized 1 time, and may be no more (limits.resizes_per_job)"),
         ("max_open", {"resizes": 1}, "waits its turn: 1 resize is under way"),
         ("max_open", {"resizes": 4}, "waits its turn: 4 resizes are under way"),
-        ("dwell_time", {"seconds": 12.4, "dwell_s": 300}, "it may be resized in 12 s (dwell time 300 s)"),
+        ("growth_rests", {"until": mktime(MOMENT)}, f"it may grow from 2026-11-28 12:53:20 on{PREEMPTED}"),
+        ("growth_rests", {"until": "inf"}, f"it may grow from inf on{PREEMPTED}"),
     ],
 )
 def test_sentences(code: str, arguments: dict[str, int | float], sentence: str) -> None:

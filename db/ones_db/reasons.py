@@ -7,6 +7,7 @@ to `SENTENCES`.
 from __future__ import annotations
 
 import string
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ _LIMITS = {
     "account_cap": "elastic jobs of account {account} grow within {gpus:GPU|GPUs} in all ({setting})",
     "no_room_under_cap": "it has no room since a cap keeps others at their size",
     # Limits that Slurm has, known before (rules/job_rules.py, rules/quotas.py), and what growth costs (rules/cost.py)
-    "reserved_ahead": "it could not start again within its time limit: reservation {name} begins in {minutes:.0f} min",
+    "reserved_ahead": "it could not start again within its time limit: reservation {name} begins at {begin:clock}",
     "partition_closed": "it could not start again while partition {partition} starts no jobs",
     "licenses_lost": "this release of Slurm forgets the licences of jobs that are requeued",
     "quota": "Slurm lets {whose} hold {most} {what} at once, and {left} are left",
@@ -63,7 +64,7 @@ SENTENCES: dict[str, str] = {
     "kinds_nowhere": "its comment allows GPUs of type {kinds}, and partition {partition} has {there}",
     "several_gpu_types": "it asks for GPUs of several types on each node: submit it with one, as in --gres=gpu:TYPE:N",
     "site_acts": "this site's companion (of {user}) acts on it, so this one yields",
-    "owner_acts": "its owner {user} has a companion that ordered something, so this one yields for {seconds:.0f} s",
+    "owner_acts": "its owner {user} has a companion that ordered something within {seconds:.0f} s, so this one yields",
     "resize_off": "resize=off: it is measured, not resized",
     "fused": "it is trained within job {carrier} (fuse={name}), and starts once that has its result: scancel takes it "
     "out of there",
@@ -85,9 +86,10 @@ SENTENCES: dict[str, str] = {
     "held_by_owner": "it is held by its owner",
     "completing": "it is completing",
     "not_running": "it is {state}",
-    "dwell_time": "it may be resized in {seconds:.0f} s (dwell time {dwell_s:.0f} s)",
-    "dwell_failures": "it may be resized in {seconds:.0f} s: {times:resize|resizes} in a row did not take effect, and "
-    "each doubles the wait",
+    "dwell_time": "it may be resized from {until:clock} on: {dwell_s:.0f} s after its start or last "
+    "resize (dwell time)",
+    "dwell_failures": "it may be resized from {until:clock} on: {times:resize|resizes} in a row did not take effect, "
+    "and each doubles the wait",
     "nothing_reported": "it has not reported what it can do: is it started by ones-run, and does its script call "
     "ones.init?",
     "gpus_idle": "this run uses {ranks} of its {gpus:GPU|GPUs}: start it with ones-run (on whole nodes with "
@@ -117,7 +119,7 @@ SENTENCES: dict[str, str] = {
     # What goes back to jobs that wait (rules/growth.py)
     "growth_returns": "gives back what it grew by, from {before} to {gpus:GPU|GPUs}: job {job} waits for {what}",
     "growth_stops": "it does not grow: job {job} waits for what it would take",
-    "growth_rests": "it may grow in {seconds:.0f} s: Slurm preempted blocks of it",
+    "growth_rests": "it may grow from {until:clock} on: Slurm preempted blocks of it",
     "idle_returns": "its GPUs were in use for {percent:.0f} % of {minutes:.0f} minutes: it gives back what it grew by, "
     "from {before} to {gpus:GPU|GPUs}; more loader workers or a larger batch may keep them busy",
     "idle_stays": "it does not grow: its {gpus:GPU was|GPUs were} in use for {percent:.0f} % of {minutes:.0f} minutes; "
@@ -240,8 +242,8 @@ SENTENCES: dict[str, str] = {
     "stands_run_ended": "it {now} at {shape}, and that run ended before it reported its start",
     "stands_no_start_report": "it {now} at {shape}, and has not reported its start",
 }
-"""Sentence of each code. ``{gpus:GPU|GPUs}`` is a number with the singular or plural of a word, and ``{seconds:.0f}``
-is as in `str.format`."""
+"""Sentence of each code. ``{gpus:GPU|GPUs}`` is a number with the singular or plural of a word, ``{until:clock}``
+a Unix time as local date and time, and ``{seconds:.0f}`` is as in `str.format`."""
 
 WRONG = frozenset({"gpus_idle", "gpus_shared", "batch_misses"})
 """Codes of mistakes in how a job was started. The job's owner is notified of them."""
@@ -391,6 +393,8 @@ def render(code: str, arguments: Mapping[str, Argument]) -> str:
 
 class _Plurals(string.Formatter):
     def format_field(self, value: Any, format_spec: str) -> str:
+        if format_spec == "clock":
+            return value if isinstance(value, str) else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(value))
         if "|" in format_spec:
             one, many = format_spec.split("|")
             return f"{value} {one if value == 1 else many}"

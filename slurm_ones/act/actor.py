@@ -246,7 +246,7 @@ class Actor:
         None."""
         decided, acted = one.decided, made.deferred | {change.job_id for change in made.begin}
         records = tuple(_record(job, decided.schedule, made, job.elastic.job.job_id in acted) for job in one.jobs)
-        # Reasons are compared by code, since their texts contain seconds that pass. A changed limit of the site counts.
+        # Reasons are compared by code, since figures in them change each tick. A changed limit of the site counts.
         limited = {id_: why for id_, why in made.outcomes.items() if why.code in SITE_LIMITS}
         refused = {**decided.schedule.refused, **limited}
         gist = tuple(

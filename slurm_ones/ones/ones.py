@@ -53,8 +53,8 @@ STANDS_S = 60.0
 """Longest time, in seconds, for which a decision is reused."""
 SPEED, TO_COME = 0.02, 0.05
 """Largest relative change of a job's speed, and of its remaining work, with which a decision is still reused."""
-PASSING = frozenset({"seconds", "steps"})
-"""Names of those arguments of reasons that differ only because time has passed."""
+PASSING = "steps"
+"""Name of the argument of a reason that differs only because time has passed."""
 
 
 @dataclass(frozen=True)
@@ -105,4 +105,4 @@ def _kept(job: JobView) -> tuple[object, ...]:
 
 
 def _lasting(why: Reason | None) -> object:
-    return why and (why.code, [(name, value) for name, value in why.arguments if name not in PASSING])
+    return why and (why.code, [(name, value) for name, value in why.arguments if name != PASSING])

@@ -348,13 +348,13 @@ class Round:
         for job_id, job in jobs.items():
             waiting = self.growth.stops(job.elastic, guests=job.elastic.partition in self.settings.guests)
             preempted = job.history.preempted if job.history is not None and job.elastic.job.running else ()
-            rest_s = grows_at(preempted, self.settings.resize.preempted_s) - self.now
+            grows = grows_at(preempted, self.settings.resize.preempted_s)
             if (use := self.seen.idle.get(job_id)) is not None:
                 resting.append(Cap(0, frozenset({job_id}), self.unused(use, job.elastic.shape.gpus)))
             elif waiting is not None:
                 stopped.setdefault(waiting, []).append(job_id)
-            elif rest_s > 0.0:
-                resting.append(Cap(0, frozenset({job_id}), reason("growth_rests", seconds=rest_s)))
+            elif grows > self.now:
+                resting.append(Cap(0, frozenset({job_id}), reason("growth_rests", until=grows)))
         contested = (Cap(0, frozenset(ids), reason("growth_stops", job=job)) for job, ids in stopped.items())
         return (*contested, *resting)
 
@@ -518,8 +518,8 @@ class Round:
         by_hand = elastic.optin is not None and elastic.optin.size not in (None, elastic.shape.gpus)
         if self.now < rested and not by_hand and not (at_once and not failed):
             if history is not None and failed and rested > job.start_time + dwell_s:
-                return reason("dwell_failures", seconds=rested - self.now, times=history.failures)
-            return reason("dwell_time", seconds=rested - self.now, dwell_s=dwell_s)
+                return reason("dwell_failures", until=rested, times=history.failures)
+            return reason("dwell_time", until=rested, dwell_s=dwell_s)
         if job.running and (history is None or history.spec is None):
             return reason("nothing_reported")
         if job.running and (early := too_soon(history)) is not None:

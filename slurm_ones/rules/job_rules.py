@@ -351,7 +351,7 @@ def ahead_of(job: SlurmJob, snapshot: Snapshot, now: float) -> ReservedNodes:
     if not found:
         return NOTHING_AHEAD
     first = min(found, key=lambda one: (one.start_time, one.name))
-    why = reason("reserved_ahead", name=first.name, minutes=(first.start_time - now) / 60.0)
+    why = reason("reserved_ahead", name=first.name, begin=first.start_time)
     return ReservedNodes(ours.intersection(name for one in found for name in one.node_names), why)
 
 

@@ -39,7 +39,7 @@ def reasons() -> Iterator[str]:
 
 
 def _example(name: str, spec: str, number: int) -> Argument:
-    return number if spec else name.upper()
+    return number if spec and spec != "clock" else name.upper()
 
 
 def causes() -> Iterator[str]:

@@ -125,13 +125,11 @@ def test_a_decision_stands_while_nothing_has_changed() -> None:
         fresh = Ones()
         before = fresh.decide(VIEW, same, 100.0, seeded())
         assert fresh.decide(VIEW, other, 115.0, seeded()) is not before
-    resting = [
-        [replace(same[0], fixed=reason("dwell_time", seconds=s, dwell_s=300.0)), same[1]] for s in (200.0, 185.0)
-    ]
+    resting = [[replace(same[0], fixed=reason("strategy_steps", strategy="ddp", steps=n)), same[1]] for n in (200, 185)]
     before, after = policy.decide(VIEW, resting[0], 300.0, seeded()), policy.decide(VIEW, resting[1], 315.0, seeded())
-    assert after.allocations is before.allocations, "a dwell time that passes is no change"
-    said = [dict(one.reasons[1].arguments)["seconds"] for one in (before, after)]
-    assert said == [200.0, 185.0]
+    assert after.allocations is before.allocations, "steps that pass are no change"
+    said = [dict(one.reasons[1].arguments)["steps"] for one in (before, after)]
+    assert said == [200, 185]
     kept = [replace(same[0], fixed=reason("held_by_owner")), same[1]]
     assert policy.decide(VIEW, kept, 330.0, seeded()).allocations is not before.allocations
     anew = Ones(OnesOptions(stand=False))

@@ -575,7 +575,7 @@ def test_a_job_that_lost_guests_keeps_what_it_has() -> None:
     lost = history(1, preempted=(NOW - 10.0,))
     found = replace(round_with(jobs), histories={1: lost, 2: history(2)})
     (cap,) = found.partition("gpu").caps
-    assert (cap.gpus, cap.jobs, cap.reason) == (0, {1}, reason("growth_rests", seconds=50.0))
+    assert (cap.gpus, cap.jobs, cap.reason) == (0, {1}, reason("growth_rests", until=NOW + 50.0))
     assert not replace(found, now=NOW + 51.0).partition("gpu").caps
 
 

@@ -182,8 +182,8 @@ YOUNG = elastic(1, ONE, "n1", start_time=NOW - 100)
 @pytest.mark.parametrize(
     ("job", "told", "why"),
     [
-        (YOUNG, {}, reason("dwell_time", seconds=200.0, dwell_s=300.0)),
-        (elastic(1, ONE, "n1"), {"last_resize_end": NOW - 50}, reason("dwell_time", seconds=250.0, dwell_s=300.0)),
+        (YOUNG, {}, reason("dwell_time", until=NOW + 200.0, dwell_s=300.0)),
+        (elastic(1, ONE, "n1"), {"last_resize_end": NOW - 50}, reason("dwell_time", until=NOW + 250.0, dwell_s=300.0)),
         (elastic(1, ONE, "n1"), {"spec": None}, reason("nothing_reported")),
         (elastic(1, ONE, "n1", time_limit_s=NOW + 100), {}, reason("near_time_limit", seconds=300)),
         (elastic(1, ONE, "n1", refusal=reason("interactive")), {}, reason("interactive")),

@@ -113,7 +113,7 @@ def test_a_resize_under_way_sees_a_new_reservation(whole: bool) -> None:
 
     assert against("n2") is None and against("n1") is None
     found = against("n2", "n3")
-    assert found is not None and dict(found.arguments) == {"name": "maint", "minutes": 30.0}
+    assert found is not None and dict(found.arguments) == {"name": "maint", "begin": NOW + 1800.0}
 
 
 @pytest.mark.parametrize("own", [{"excluded_nodes": ("n2",)}, {"features": "big|fast"}])
