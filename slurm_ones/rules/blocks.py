@@ -1,8 +1,9 @@
-"""Blocks of a running job: which ones train, may join or must be replaced, and which blocks to choose for another size.
+"""Blocks of a running job: which train, which may join, which must be replaced, and which to choose for a new size.
 
 A block keeps its shape as long as it runs. So a job of blocks grows by blocks that join, and shrinks by blocks that
-leave. If no subset of its blocks has the wanted size, new blocks replace some or all of them. Old and new blocks must
-then have room together. All joins and leaves of one change happen between the same two training steps.
+leave. If no subset of its blocks has the wanted size, new blocks replace some or all of them. New blocks need free
+GPUs, since old blocks leave only when new ones join. All joins and leaves of one change happen between the same two
+training steps.
 """
 
 from __future__ import annotations
@@ -22,11 +23,10 @@ from slurm_ones.rules.job_rules import near_limit
 from slurm_ones.slurm.model import JobState, Node, SlurmJob
 
 REQUEUE, BLOCKS = "requeue", "blocks"
-"""Values of `ResizeRecord.mechanism`: a resize by a requeue, which also stands for the resize of a waiting job, and one
-by blocks that join and leave."""
+"""Values of `ResizeRecord.mechanism`. A running job of blocks is resized by `BLOCKS`, every other job by `REQUEUE`."""
 REUSED_WITHIN_S = 240.0
-"""Seconds after its end within which the task of a block can be used again. It is less than Slurm's MinJobAge, by
-default 300 s, after which Slurm forgets the task."""
+"""Seconds after the end of a block within which its task can be used for a new block. Slurm forgets the task after
+MinJobAge, by default 300 s."""
 
 
 class RunningBlock(NamedTuple):
@@ -56,7 +56,8 @@ class Moves:
 
 
 def hot(elastic: Elastic) -> bool:
-    """Tell whether the job changes its size by blocks that join and leave. A job of blocks that is pending does not."""
+    """Tell whether the job is a job of blocks that is not pending, so that it is resized by blocks that join and
+    leave."""
     return elastic.job.by_blocks and not elastic.job.pending
 
 
@@ -66,12 +67,12 @@ def task_of(job: SlurmJob) -> int:
 
 
 def has_left(job: SlurmJob) -> bool:
-    """Tell whether the block has ended by itself or by preemption, so that its task can be used again."""
+    """Tell whether the block has completed or was preempted, so that its task can be used for a new block."""
     return job.state in (JobState.COMPLETED, JobState.PREEMPTED)
 
 
 def training(elastic: Elastic, history: JobHistory | None) -> tuple[RunningBlock, ...]:
-    """Return the running blocks: the leader first, then the others, the oldest first."""
+    """Return the running blocks: the leader first, then the others from the oldest to the youngest."""
     leader = next(iter(members_of(history)), -1)
     running = sorted(
         elastic.job.running_blocks,
@@ -81,16 +82,16 @@ def training(elastic: Elastic, history: JobHistory | None) -> tuple[RunningBlock
 
 
 def starting(elastic: Elastic) -> int:
-    """Return the GPUs of the pending blocks that are not held. Slurm may start them at any moment, since the array of a
-    running job has no throttle."""
+    """Return the total GPUs of pending blocks without a hold. Slurm may start them at any moment once the array's
+    throttle is lifted."""
     return sum(elastic.shape_of(job).gpus for job in elastic.job.blocks if job.pending and not job.held)
 
 
 def spare(elastic: Elastic, ours: Collection[int], members: Collection[int], now: float) -> tuple[int, ...]:
     """Return the tasks that may join, best first: waiting tasks, then tasks that left less than `REUSED_WITHIN_S` ago.
 
-    A held task counts only if it is one of `ours`, since others are held by their owner or an operator. A waiting task
-    that is one of `members`, the tasks that trained together last, does not count, since Slurm starts it again by
+    A held task counts only if the companion holds it (`ours`), and not its owner or an operator. A waiting task without
+    a hold does not count if it is one of `members`, the tasks that trained together last: Slurm starts it again by
     itself.
     """
     waiting = [
@@ -109,8 +110,8 @@ def spare(elastic: Elastic, ours: Collection[int], members: Collection[int], now
 
 
 def to_hold(elastic: Elastic, members: Collection[int]) -> tuple[int, ...]:
-    """Return the waiting tasks that are not held and not among `members`. Only the array's throttle keeps them from
-    starting."""
+    """Return the tasks to hold before the array's throttle is lifted: waiting tasks without a hold that are no
+    `members`."""
     tasks = (task_of(job) for job in elastic.job.blocks if job.pending and not job.held)
     return tuple(sorted(task for task in tasks if task not in members))
 
@@ -123,16 +124,16 @@ def members_of(history: JobHistory | None) -> tuple[int, ...]:
 
 
 def returning_guests(elastic: Elastic, members: Collection[int]) -> list[int]:
-    """Return the guests among `members` that are ending, or wait without a hold. Slurm may start them again; then they
-    join."""
+    """Return the guests among `members` that Slurm may start again, and that join then: they are ending, or wait
+    without a hold."""
     guests = (job for job in elastic.job.blocks if elastic.job.is_guest(job))
     again = (job for job in guests if job.completing or (job.pending and not job.held))
     return [task for job in again if (task := task_of(job)) in members]
 
 
 def train_together(elastic: Elastic, history: JobHistory | None) -> list[int]:
-    """Return the tasks of the running blocks that train together according to the job's newest report (and see
-    `with_base`); none if it names no running block. A block that Slurm has restarted since the report has not joined
+    """Return the tasks of the running blocks that train together by the job's newest report, completed by `with_base`.
+    Return none if the report names no running block. A block that Slurm has restarted since the report has not joined
     yet, so it does not count."""
     if history is None or history.membership is None:
         return []
@@ -144,9 +145,12 @@ def train_together(elastic: Elastic, history: JobHistory | None) -> list[int]:
 
 
 def with_base(array: WholeJob, training: set[int], asked: int, gpus_of: Callable[[SlurmJob], int]) -> set[int]:
-    """Return the tasks `training`, and the running base blocks if guests would train with fewer base GPUs than `asked`.
-    If clocks are hours apart, the report that a base block joined is not believed. `asked` are the GPUs that the user
-    asked for; `gpus_of` counts those of a block."""
+    """Return the tasks `training`. If guests are among them, and base blocks with fewer than `asked` GPUs, add all
+    running base blocks.
+
+    This makes up for a report of a joined base block that was not believed, as when clocks are hours apart. `asked` is
+    the number of GPUs that the user asked for; `gpus_of` returns those of a block.
+    """
     if training.isdisjoint(array.guests):
         return training
     base = sum(gpus_of(array.tasks[task]) for task in training - array.guests)
@@ -155,8 +159,8 @@ def with_base(array: WholeJob, training: set[int], asked: int, gpus_of: Callable
 
 
 def going(elastic: Elastic, nodes: Mapping[str, Node], limits: LimitSettings, now: float) -> tuple[int, ...]:
-    """Return the tasks of the running blocks that must be replaced, the most urgent first. They are near their time
-    limit, or on a node that drains or fails."""
+    """Return the tasks of the running blocks that must be replaced, the most urgent first. These are blocks near their
+    time limit, then blocks on a node that drains, fails or is down."""
     ends = {
         task_of(job): job.start_time + job.time_limit_s
         for job in elastic.job.running_blocks
@@ -171,11 +175,12 @@ def going(elastic: Elastic, nodes: Mapping[str, Node], limits: LimitSettings, no
 
 
 def renewal(elastic: Elastic, asked: Shape, spare: Sequence[int], limits: LimitSettings, now: float) -> Moves | None:
-    """Return the new base blocks that a job with guests needs, and the blocks that they replace. They need no free
-    GPUs, since Slurm preempts guests for them. None if the job needs none, or too few tasks are `spare`.
+    """Return the new base blocks that a job with guests needs, and the blocks that they replace. None if it needs none,
+    or if too few tasks are `spare`. They need no free GPUs, since Slurm preempts guests for them.
 
-    New base blocks replace base blocks near their time limit. If no base block runs or starts, one of the shape that
-    the user `asked` for is added. It replaces running blocks, the smallest first, until they make up as many GPUs.
+    New base blocks replace base blocks near their time limit. If no base block runs or waits to start, a block of the
+    shape that the user `asked` for is added. Running blocks leave for it, the smallest first, until they have as many
+    GPUs.
     """
     running = sorted(elastic.job.running_blocks, key=lambda job: (elastic.shape_of(job).gpus, task_of(job)))
     base = [job for job in running if not elastic.job.is_guest(job)]
@@ -198,8 +203,8 @@ def drains(node: Node) -> bool:
 
 
 def held_by_us(resizes: Iterable[ResizeRecord]) -> frozenset[int]:
-    """Return the tasks that the companion holds now. A task that was released, or that its owner has held since, does
-    not count. `resizes` are all resizes of one job, in order."""
+    """Return the tasks that the companion holds now. `resizes` are all resizes of one job, in order. A task does not
+    count once it was released, or once somebody else holds it."""
     ours: set[int] = set()
     for resize in resizes:
         if resize.mechanism == BLOCKS:
@@ -220,8 +225,8 @@ def ever_held_by_us(resizes: Iterable[ResizeRecord]) -> frozenset[int]:
 
 
 def held_by_others(tasks: Collection[int]) -> Reason:
-    """Return the reason to take back a change because somebody else holds these tasks. From then on the companion does
-    not touch them."""
+    """Return the reason for rolling back a change: somebody else holds these tasks. The companion does not touch them
+    any more."""
     if len(tasks) == 1:
         return reason("block_held", task=min(tasks))
     return reason("blocks_held", tasks=", ".join(map(str, sorted(tasks))))
@@ -237,16 +242,16 @@ class GuestSizes(NamedTuple):
     """Sizes of the guests by which a job grows."""
 
     asked: int
-    """GPUs that the user asked for. Base blocks fill these first."""
+    """GPUs that the user asked for. New GPUs go to base blocks up to this number, and to guests beyond it."""
     running: frozenset[int]
     """Task numbers of the blocks that run as guests."""
     each: int
     """GPUs of each guest, all on one node."""
 
     def shapes(self, gpus: int, kept: Sequence[RunningBlock], full: int) -> list[Shape]:
-        """Return the shapes of new blocks that have `gpus` GPUs together, the largest first. The blocks `kept` go on
-        training. `full` is the GPUs of a full node. Guests are small, because Slurm preempts a whole guest even for one
-        GPU."""
+        """Return the shapes of new blocks that have `gpus` GPUs in total, the largest first. The blocks `kept` go on
+        training; `full` is the number of GPUs of a full node. Guests are small, because Slurm preempts a whole guest
+        even for one GPU."""
         lacks = min(max(self.asked - self._base(kept), 0), gpus)
         guests, rest = divmod(gpus - lacks, self.each)
         found = [*_by_powers(lacks, full), *[Shape(1, self.each)] * guests, *[Shape(1, rest)] * bool(rest)]
@@ -256,7 +261,7 @@ class GuestSizes(NamedTuple):
         self, blocks: Sequence[RunningBlock], stay: Sequence[RunningBlock], added: Iterable[tuple[int, Shape]] = ()
     ) -> bool:
         """Tell whether base blocks still have enough GPUs after the change. Enough is the least of three numbers: GPUs
-        in base blocks before it, GPUs that the user asked for, and all GPUs of the job after it."""
+        of base blocks before the change, GPUs that the user asked for, and all GPUs of the job after the change."""
         base, gpus = self._base(stay), sum(block.shape.gpus for block in stay)
         for _, shape in added:
             gpus += shape.gpus
@@ -268,8 +273,8 @@ class GuestSizes(NamedTuple):
 
 
 def guest_gpus(to_grow: int, tasks: int, node_gpus: int, together: int = 1) -> int:
-    """Return the GPUs of each guest: the fewest with which `tasks` guests suffice for growth by `to_grow` GPUs. The
-    number is a multiple of `together`, the number of ranks that must share a node."""
+    """Return the GPUs of each guest: the smallest size at which `tasks` guests suffice to grow by `to_grow` GPUs, or
+    else a full node. The size is a multiple of `together`, the number of ranks that must share a node."""
     sizes = (each for each in range(together, node_gpus, together) if each == together or node_gpus % each == 0)
     return next((each for each in sizes if -(-to_grow // each) <= tasks), max(node_gpus, 1))
 
@@ -279,7 +284,7 @@ class FreeGpus:
     """Free GPUs on which blocks may be placed."""
 
     free: Ledger
-    """GPUs of each node that are free now, besides those of the job's own blocks."""
+    """GPUs of each node that are free now. GPUs of the job's own blocks are not included."""
     node_gpus: int
     """GPUs of a full node."""
     whole_nodes: bool = False
@@ -305,16 +310,17 @@ def moves(
 ) -> Moves | None:
     """Return the blocks that join and leave so that the job has `target` GPUs, or None if that is impossible now.
 
-    `blocks` train now, the leader first. `staying` has, for each smaller size, the blocks that make it (see
-    `staying_at`). `spare` tasks may join, the best first. The tasks `going` are replaced as far as there is room, the
-    most urgent first: their node drains, or their time is nearly over. Guests never replace base blocks.
+    `blocks` train now, the leader first. `staying` maps each smaller size to the blocks that stay at this size (see
+    `staying_at`). `spare` tasks may join, the best first. The blocks `going` must be replaced, the most urgent first.
+    As many of them are replaced as free GPUs allow. Guests never replace base blocks.
 
-    The best choice uses the fewest nodes, and among equals replaces the fewest GPUs. With `apart` it takes the fewest
-    new GPUs, on any nodes. A job that has `target` GPUs already is changed only with `pack`, or to replace a block.
+    The best choice leaves the job on the fewest nodes and, among equals, replaces the fewest GPUs. With `apart` it
+    replaces the fewest GPUs on any number of nodes. A job that already has `target` GPUs is changed only with `pack`,
+    or to replace a block.
 
-    If the spare tasks cannot reach `target`, a growing job grows to the largest size below it that its owner `allows`.
-    If no choice reaches `target`, a shrinking job drops blocks until it has fewer GPUs, but at least `least`. Other
-    blocks join when those GPUs are free.
+    If a growing job cannot reach `target`, it grows to the largest size below it that its owner `allows`. If a
+    shrinking job cannot reach `target`, it drops blocks until it has fewer GPUs, but at least `least`. New blocks make
+    up the difference once the dropped GPUs are free.
     """
     if target < 1 or not blocks:
         return None
@@ -352,16 +358,16 @@ def moves(
 
 
 def _on_the_way(has: int, target: int, full: int) -> Iterator[int]:
-    """Yield sizes between `has` and `target`, descending. Within one node of the target these are all sizes; further
-    away they are whole nodes above `has`."""
+    """Yield sizes between `has` and `target`, descending: each size less than a node (`full` GPUs) below `target`, then
+    `has` plus whole nodes."""
     near = max(target - full, has)
     yield from range(target - 1, near, -1)
     yield from (has + nodes * full for nodes in range((near - has) // max(full, 1), 0, -1))
 
 
 def _nodes(stay: Sequence[RunningBlock], added: Sequence[tuple[int, Shape]], site: FreeGpus) -> int:
-    """Return the number of nodes on which the job runs if these blocks stay and these are added. A block that fits on
-    the job's own nodes adds none, since Slurm uses the fullest nodes first."""
+    """Return the number of nodes on which the job runs with the blocks `stay` and `added`. A new block that fits on
+    nodes of `stay` needs no further node, since Slurm fills the fullest nodes first."""
     own = {name for block in stay for name in block.nodes}
     room = site.free.only(own)
     return len(own) + sum(shape.nodes for _, shape in added if not room.take(shape))
@@ -381,11 +387,10 @@ def staying_at(
     guests: Collection[int] = (),
     leader: int | None = None,
 ) -> dict[int, tuple[int, ...]]:
-    """Return each size that a subset of the blocks makes (also 0), with the tasks of the best such subset.
+    """Return the tasks of the best subset of the blocks for each total size that a subset has (0 included).
 
-    Subsets are compared by four criteria in this order: fewest blocks of `going`; fewest GPUs of `guests`; with the
-    `leader` before without (by default the first block leads); most GPUs on whole nodes. Of equals the one with the
-    fewest blocks is best.
+    Subsets are compared by five criteria, the most important first: fewest blocks of `going`; fewest GPUs of `guests`;
+    including the `leader` (by default the first block); most GPUs in blocks of whole nodes; fewest blocks.
     """
     leader = blocks[0].task if leader is None and blocks else leader
     best: dict[int, tuple[_Cost, tuple[int, ...]]] = {0: ((0, 0, 0, 0, 0), ())}
@@ -404,8 +409,8 @@ def staying_at(
 def _added(
     gpus: int, spare: Sequence[int], kept: Sequence[RunningBlock], site: FreeGpus
 ) -> tuple[tuple[int, Shape], ...] | None:
-    """Return spare tasks with shapes that have `gpus` GPUs together and fit in addition to the blocks `kept`; None if
-    there are none."""
+    """Return spare tasks with the shapes of new blocks that have `gpus` GPUs in total and fit in addition to the blocks
+    `kept`. Return None if no division into blocks fits."""
     if not gpus:
         return ()
     for shapes in _shapes(gpus, kept, site):
@@ -418,7 +423,7 @@ def _added(
 def _shapes(gpus: int, kept: Sequence[RunningBlock], site: FreeGpus) -> Iterator[list[Shape]]:
     """Yield ways to divide `gpus` GPUs into new blocks, the best way first. Each way has its largest block first.
 
-    If a way has several blocks, their sizes are powers of two, so that any smaller size is the sum of some of them.
+    Ways with blocks of 1, 2, 4… GPUs or nodes are preferred, because a subset of such blocks makes any smaller size.
     """
     full = site.node_gpus
     nodes, rest = divmod(gpus, full)
@@ -452,8 +457,8 @@ def _powers(count: int) -> list[int]:
 
 
 def _filling(gpus: int, free: Mapping[str, int], full: int) -> Iterator[Shape]:
-    """Yield few blocks for the nodes that are wholly free, then one block for each other node, the freest node first.
-    They have fewer than `gpus` GPUs together if there is too little room."""
+    """Yield few blocks for the nodes that are wholly free, then one block for each further node, the freest node first.
+    If too few GPUs are free, these blocks have fewer than `gpus` GPUs in total."""
     whole = min(sum(room >= full for room in free.values()), gpus // full)
     yield from (Shape(count, full) for count in _powers(whole))
     gpus -= whole * full
@@ -464,8 +469,8 @@ def _filling(gpus: int, free: Mapping[str, int], full: int) -> Iterator[Shape]:
 
 
 def _fit(shapes: Sequence[Shape], kept: Sequence[RunningBlock], site: FreeGpus) -> bool:
-    """Tell whether Slurm finds room for all these shapes. Slurm chooses the nodes. So blocks that must not share a node
-    fit only if Slurm cannot place them on one node."""
+    """Tell whether Slurm finds room for all these shapes. Slurm chooses the nodes. So if blocks must not share a node,
+    they fit only if Slurm cannot place two of them on one node."""
     if not site.split_nodes:
         smallest = min(shape.gpus_per_node for shape in shapes)
         if len(shapes) > 1 and smallest < site.node_gpus:

@@ -1,10 +1,10 @@
 """Caps on the total growth of elastic jobs: of a user, of an account, of a partition.
 
 A cap bounds the GPUs that the companion adds. Every job may have the GPUs that its user asked Slurm for, or those that
-it has already if they are more. Beyond that a job grows only while all jobs under the cap together stay within it.
+it has already if they are more. It grows further only while all jobs under the cap together stay within it.
 
-A strict cap (a quota of Slurm's own) also binds below the GPUs that the user asked for. Slurm would keep the job
-waiting for them. A running job keeps the GPUs that it has. No cap shrinks a job, even if the cap was lowered.
+A strict cap stands for a quota of Slurm's own, beyond which Slurm lets a job wait. So it also binds below the GPUs that
+the user asked for. No cap shrinks a running job, even if the cap was lowered.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class Cap:
     0."""
     jobs: frozenset[int]
     reason: Reason
-    """Description of the cap for the jobs' owners."""
+    """Reason that owners of the jobs are shown."""
     strict: bool = False
     """True if the cap also binds below the GPUs that a job asked for."""
 
 
 class CappedJob(NamedTuple):
-    """An elastic job as caps count it, with the Slurm queues in which it takes further GPUs."""
+    """An elastic job with its number of GPUs, and the queues (partition, QOS, account) in which it would get more."""
 
     elastic: Elastic
     queues: tuple[Queue, ...]
@@ -49,7 +49,7 @@ class CappedJob(NamedTuple):
 
     @classmethod
     def of(cls, one: Elastic, guests: Queue | None, asked: int, gpus: int) -> CappedJob:
-        """Return the job. If it grows by guests, GPUs beyond `asked` are taken in the queue `guests`."""
+        """Return the job with its queues. A job that grows by guests gets GPUs beyond `asked` in the queue `guests`."""
         own = Queue.of(one.job.home)
         if guests is None or not (one.takes_guests and hot(one)):
             return cls(one, (own,), gpus)
@@ -60,7 +60,7 @@ class CappedJob(NamedTuple):
 def caps_of(
     here: Mapping[int, CappedJob], there: Sequence[CappedJob], limits: LimitSettings, partition: str, gpus: int
 ) -> tuple[Cap, ...]:
-    """Return the site's caps on the jobs `here`, in a partition of `gpus` GPUs: the partition's share, and those of
+    """Return the site's caps on the jobs `here`, in a partition of `gpus` GPUs: the partition's share, and caps of
     users and accounts. Jobs `there` are in other partitions; their GPUs count towards the caps of users and
     accounts."""
     caps = []
@@ -90,7 +90,7 @@ def caps_of(
 
 
 class CapUse:
-    """Count of the GPUs that the jobs under caps have, updated as changes are planned."""
+    """Use of each cap: GPUs that the jobs under it have, updated as changes are planned."""
 
     def __init__(self, caps: Sequence[Cap], have: Mapping[int, int]) -> None:
         self._have = dict(have)
@@ -110,13 +110,13 @@ class CapUse:
             self._left[place] -= more
 
     def count_at_least(self, job_id: int, gpus: int) -> None:
-        """Raise the job's count to `gpus` GPUs; a higher count stays. During a resize a job may hold more than before
-        and after."""
+        """Raise the job's count to `gpus` GPUs unless it is higher already. During a resize a job may hold more GPUs
+        than before and after it."""
         self.count(job_id, max(gpus, self._have.get(job_id, 0)))
 
     def hindering(self, job_id: int, gpus: int, due: int) -> Cap | None:
-        """Return the first cap that forbids the job `gpus` GPUs, given the GPUs counted for other jobs; None if no cap
-        does. Up to `due` GPUs only strict caps can forbid."""
+        """Return the first cap that forbids the job to have `gpus` GPUs while all other jobs have those counted; None
+        if no cap does. Only strict caps forbid `due` GPUs or fewer."""
         more = gpus - self._have.get(job_id, 0)
         for place in self._of.get(job_id, ()):
             cap = self._caps[place]
@@ -132,8 +132,8 @@ def entitled(job: JobView) -> int:
 
 
 def narrowed(jobs: Sequence[JobView], caps: Sequence[Cap]) -> Sequence[JobView]:
-    """Return the jobs without the sizes that caps forbid even if all other jobs had their smallest size. So policies
-    never plan these sizes. Each job keeps its smallest size."""
+    """Return the jobs without the sizes that caps forbid even if all other running jobs had their smallest size. Each
+    job keeps its smallest size, and all sizes up to its present one."""
     if not caps:
         return jobs
     least = {job.job_id: min(job.limits.gpus, default=0) for job in jobs if job.shape is not None}
@@ -153,8 +153,8 @@ def _narrowed(job: JobView, use: CapUse) -> JobView:
 def capped(cluster: ClusterView, jobs: Sequence[JobView], schedule: Schedule, caps: Sequence[Cap]) -> Schedule:
     """Return the schedule in which no job grows beyond its caps. Jobs that were submitted earlier grow first.
 
-    A job beyond its caps gets the largest smaller size within them, or else keeps its GPUs. If other jobs then lack the
-    planned room, they keep their GPUs too. If no cap is exceeded the same schedule is returned.
+    A job beyond its caps gets the largest smaller size within them, or else keeps its GPUs. If another job then lacks
+    the room that was planned for it, it keeps its GPUs too. If no cap is exceeded, the same schedule is returned.
     """
     if not caps:
         return schedule
@@ -235,7 +235,8 @@ def _use(
 
 
 def sizes_of(cluster: ClusterView, job: JobView, kind: str = "") -> dict[int, int]:
-    """Return the job's sizes on this cluster, each with its batch. With `kind`, only GPUs of this kind are used."""
+    """Return the job's batch at each size that it can have on this cluster. With `kind`, only GPUs of this kind are
+    used."""
     if kind:
         job = job.on_kind(kind, runs=cluster.kinds_held(job) == (kind,))
     tables = build_tables(_part(cluster, kind), [job])
@@ -260,7 +261,7 @@ def _stays(cluster: ClusterView, job: JobView, got: Allocation | None) -> bool:
 
 
 def _without_room(cluster: ClusterView, jobs: Sequence[JobView], given: Mapping[int, Allocation]) -> int | None:
-    """Return the id of a job that has no room while the other jobs stay or move as given; None if all have room."""
+    """Return the id of a job for which too few GPUs are left by the other allocations; None if all jobs have room."""
     staying = [job for job in jobs if _stays(cluster, job, given.get(job.job_id))]
     kept = {job.job_id for job in staying}
     moving = [job for job in jobs if job.job_id in given and job.job_id not in kept]

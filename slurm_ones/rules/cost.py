@@ -1,9 +1,9 @@
-"""Bounds on the cost of growth. The cost is a job's total GPU-hours, compared with the GPU-hours that the same progress
-takes at the size that its user asked for.
+"""Bounds on the cost of growth: a job's total GPU-hours, compared with those of the same progress at its requested
+size.
 
-A job may grow if its past and predicted GPU-hours stay within a factor of those at the requested size. The factor is
-1.10, or the job's own `cost=`. Progress is goodput times seconds, as in the view `what_if`. Growth is free if nobody
-counts GPU-hours, or if it is not charged (UsageFactor 0). No job loses GPUs that it has.
+A job may grow while its past and predicted GPU-hours are at most those at the requested size times a factor. The factor
+is 1.10, or the job's own `cost=`. Progress is goodput times seconds, as in the view `what_if`. Growth is free for a job
+without an account, or if growth is not charged (UsageFactor 0). No bound takes GPUs that a job has.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from slurm_ones.rules.caps import Cap
 from slurm_ones.rules.gate import JobRules
 
 LOWER = 0.8416
-"""Distance below the mean, in standard deviations, that a normal value exceeds with probability 80 %."""
+"""Distance between the mean of a normal distribution and its 20 % quantile, in standard deviations."""
 
 
 def charge_of(elastic: Elastic, settings: Settings, factors: Mapping[str, float]) -> float:
-    """Return the charge for a GPU-hour of growth, relative to one at the requested size; 0 if growth is free."""
+    """Return the charge for a GPU-hour of growth, relative to a GPU-hour at the requested size; 0 if growth is free."""
     job, guests = elastic.job.home, settings.guests.get(elastic.partition)
     own = factors.get(job.qos, 1.0)
     if not job.account or not own:
@@ -38,7 +38,7 @@ def charge_of(elastic: Elastic, settings: Settings, factors: Mapping[str, float]
 
 
 def factor_of(elastic: Elastic, settings: Settings) -> float:
-    """Return the factor by which growth may raise the job's GPU-hours: the owner's `cost=`, or else the site's."""
+    """Return the factor by which growth may raise the job's GPU-hours: `cost=` of its owner, or else the site's."""
     own = elastic.optin.cost if elastic.optin is not None else None
     return own if own is not None else settings.limits.growth_cost
 
@@ -50,7 +50,7 @@ def cost_caps(
     settings: Settings,
     factors: Mapping[str, float],
 ) -> tuple[Cap, ...]:
-    """Return a cap for each job that must not have its largest sizes, because they cost too much."""
+    """Return a cap for each job whose largest sizes would cost too much."""
     charges = {id_: charge_of(job.elastic, settings, factors) for id_, job in jobs.items()}
     may_grow = [v for v in views if v.fixed is None and max(v.limits.gpus, default=0) > v.requested > 0]
     charged = [view for view in may_grow if charges[view.job_id]]
@@ -85,7 +85,8 @@ def _with_asked(view: JobView) -> JobView:
 
 
 def _affordable(tables: Tables, row: int, job: JobRules, charge: float, factor: float) -> Bools:
-    """Return which sizes (U,) are within the bound on cost. All are if the goodput at the requested size is unknown."""
+    """Return a mask of the sizes (U,) that are within the bound on cost. All allowed sizes are if the goodput at the
+    requested size is unknown."""
     view, history = tables.jobs[row], job.history
     sizes, goodput, allowed = tables.sizes, tables.goodput[row], tables.allowed[row]
     asked = int(np.searchsorted(sizes, view.requested))

@@ -1,7 +1,7 @@
-"""Rules of one tick for each job. They are computed once, for the views that policies get and for planning resizes.
+"""Rules of one tick for each job, computed once for two uses: the views that policies get, and the planning of resizes.
 
-A `Round` holds what one tick has observed. Its `PartitionRules` say why each elastic job may not change now, which GPUs
-of the partition are free, and which caps hold. Both are plain data without a clock.
+A `Round` holds what one tick has observed. Its `PartitionRules` hold the reasons why elastic jobs may not change now,
+the free GPUs of the partition, and the caps. Both are plain data without a clock.
 """
 
 from __future__ import annotations
@@ -61,25 +61,25 @@ from slurm_ones.rules.quotas import quota_caps
 from slurm_ones.slurm.model import Quotas, SlurmJob, partition_gpus
 
 LOOK_S = 60.0
-"""Seconds after a resize or a submission by which Slurm has surely scheduled its queue again."""
+"""Seconds within which Slurm has surely scheduled its queue after a resize or a submission."""
 
 
 def target_of(resize: ResizeRecord) -> Shape:
-    """Return the shape that an open resize leads to: the new shape, or the old one if the resize is being taken
+    """Return the shape that a job has after an open resize: the new shape, or the old one if the resize is being rolled
     back."""
     return resize.old_shape if resize.back else resize.new_shape
 
 
 def kind_of_target(resize: ResizeRecord) -> str:
-    """Return the kind of GPU that the job asks for at the end of the resize; empty for any kind."""
+    """Return the kind of GPU that the job asks for after the resize; empty for any kind."""
     return resize.old_kind if resize.back else resize.new_kind
 
 
 class UnderWay(NamedTuple):
-    """End of an open resize: what the job will have."""
+    """Shape, kind of GPU and blocks of a job after its open resize."""
 
     target: Shape
-    """Shape that the resize leads to: the new shape, or the old one if the resize is being taken back."""
+    """Shape after the resize: the new shape, or the old one if the resize is being rolled back."""
     kind: str = ""
     """Kind of GPU that the job will ask for; empty for any kind."""
     moves: Moves | None = None
@@ -87,7 +87,7 @@ class UnderWay(NamedTuple):
 
 
 def under_way(resizes: Iterable[ResizeRecord]) -> dict[int, UnderWay]:
-    """Return what each job will have after its open resize, by job id."""
+    """Return shape, kind of GPU and blocks of each job after its open resize, by job id."""
     found = {}
     for resize in resizes:
         # While the resize is being taken back, no block leaves any more.
@@ -115,17 +115,17 @@ class Growth:
     back: Mapping[int, GivenBack] = field(default_factory=dict)
     """Size to which each job goes back, by job id."""
     contested: Mapping[str, int] = field(default_factory=dict)
-    """Nodes on which a pending job waits for room: the pending job's id, by node. Jobs there grow only by guests."""
+    """Nodes on which a pending job waits for room, each with this job's id. Jobs there grow only by guests."""
     unserved: Mapping[str, int] = field(default_factory=dict)
-    """Part of `contested` on which jobs do not even grow by guests, since Slurm does not preempt guests for the pending
-    job."""
+    """Nodes of `contested` on which jobs do not grow by guests either, since Slurm does not preempt guests for the
+    pending job."""
     limited: Mapping[int, int] = field(default_factory=dict)
-    """Jobs that must not grow because they share a limit for which a pending job waits: the pending job's id, by job
-    id."""
+    """Ids of jobs that must not grow because a pending job waits for a limit that they share, each with the pending
+    job's id."""
 
     def stops(self, elastic: Elastic, *, guests: bool) -> int | None:
         """Return the id of the pending job that keeps this job from growing; None if there is none. `guests` tells
-        whether jobs grow by guests in its partition."""
+        whether jobs of its partition grow by guests."""
         contested = self.unserved if guests and elastic.job.by_blocks else self.contested
         limited = self.limited.get(elastic.job.job_id)
         return limited or next((contested[name] for name in elastic.holdings if name in contested), None)
@@ -151,12 +151,12 @@ class JobRules:
     untouchable: Reason | None
     """Reason why nothing about the job may be changed, not even the time of its start; None if there is none."""
     resting: Reason | None
-    """Reason why the job may not be resized now, such as its dwell time; None if there is none. It only matters if the
-    job is not untouchable."""
+    """Reason why the job may not be resized now, such as its dwell time; None if there is none. It counts only if
+    `untouchable` is None."""
     blocks: tuple[RunningBlock, ...] = ()
     """Running blocks of a job of blocks, the leader first."""
     prepared: bool = False
-    """True for a job of blocks whose array has no throttle any more, or soon has none, because the companion lifts
+    """True for a job of blocks that was resized before: the companion has lifted its array's throttle, or is lifting
     it."""
     spare: tuple[int, ...] = ()
     """Tasks of a job of blocks that may join, best first."""
@@ -167,15 +167,16 @@ class JobRules:
     renewal: Moves | None = None
     """New base blocks that the job needs, for which Slurm preempts guests; None if it needs none."""
     staying: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
-    """Tasks of the blocks that stay, for each size that the job reaches if other blocks only leave."""
+    """Tasks of the blocks that stay, for each size that the job can reach by blocks that leave."""
     settled: bool = False
-    """True if the job may move to fewer nodes at its present number of GPUs."""
+    """True if the job may move to fewer nodes with the same number of GPUs, since its last resize is long enough
+    ago."""
     given_back: GivenBack | None = None
     """Size to which the job gives growth back, to pending jobs or because it is idle; None if it gives back none."""
     guests: frozenset[int] | None = None
     """Task numbers of the job's blocks that run as guests; None if the job does not grow by guests."""
     ahead: ReservedNodes = NOTHING_AHEAD
-    """Nodes that are reserved from a time at which a run that starts now would still go on."""
+    """Nodes whose reservation begins before a run that starts now reaches its time limit."""
     barred: frozenset[str] = frozenset()
     """Nodes that the job's user excludes, by `--exclude` or `--constraint`."""
 
@@ -192,8 +193,8 @@ class JobRules:
 
     @property
     def requested(self) -> int:
-        """Number of GPUs that no cap takes from the job: those of its first request, or those that it has (or, if it
-        waits, asks for) now if they are more."""
+        """Number of GPUs that no cap takes from the job: those of its first request, or its present ones if they are
+        more. The present GPUs of a waiting job are those that it asks for."""
         job = self.history.job if self.history is not None else None
         asked = job.requested_shape.gpus if job is not None else 0
         return max(asked, self.elastic.shape.gpus)
@@ -230,11 +231,11 @@ class PartitionRules:
     kinds: Kinds = field(default_factory=Kinds)
     """Kinds of the partition's GPUs."""
     later: tuple[WaitingStart, ...] = ()
-    """Waiting jobs that a resize has given a new shape, but for which too few GPUs are `free` yet."""
+    """Waiting jobs that a resize has given a new shape, but for which too few GPUs are in `free` yet."""
     closed: frozenset[str] = frozenset()
-    """Nodes on which no job starts any more."""
+    """Nodes on which Slurm starts no jobs."""
     draining: frozenset[str] = frozenset()
-    """Nodes among `closed` that drain, fail or are down; a requeued job cannot start there again."""
+    """Nodes of `closed` that drain, fail or are down; a requeued job cannot start there again."""
     contested: frozenset[str] = frozenset()
     """Nodes on which no job grows, because pending jobs wait for room there."""
     most_guests: int = 0
@@ -265,29 +266,30 @@ class Round:
     histories: Mapping[int, JobHistory]
     settings: Settings
     under_way: Mapping[int, UnderWay]
-    """End of each open resize, by job id."""
+    """Shape, kind of GPU and blocks of each job after its open resize, by job id."""
     now: float
     held: Mapping[int, frozenset[int]] = field(default_factory=dict)
     """Tasks that the companion holds, by job id, for each job of blocks that it has resized before."""
     split_nodes: bool = True
     """True if two blocks of a job may share a node: Slurm does not hide the GPUs of one from the other."""
     promises: Mapping[int, PromiseRecord] = field(default_factory=dict)
-    """Answer to each job's deadline, promised or refused, by job id."""
+    """Promise or refusal of each job's deadline, by job id."""
     types_given: bool = True
     """True if a job may ask Slurm for another GPU type than at its submission (see `Kinds.given`)."""
     switches: Mapping[int, float] = field(default_factory=dict)
-    """Expected pause, in seconds, of a change of each job's blocks, by job id."""
+    """Expected pause of each job when its blocks change, in seconds, by job id."""
     lives: GuestLives = field(default_factory=GuestLives)
-    """Observed times for which guests ran."""
+    """Observed run times of guests."""
     growth: Growth = field(default_factory=Growth)
-    """Growth that goes back to pending jobs or is idle, and jobs that must not grow because of pending ones."""
+    """Jobs that give growth back (to pending jobs, or because it is idle), and jobs that must not grow."""
     quotas: Quotas = field(default_factory=Quotas)
     """Slurm's limits of accounts, QOS and users, with their present use."""
     loses_licenses: bool = False
     """True if this release of Slurm forgets the licences of a requeued job."""
 
     def begun(self, resizes: Mapping[int, UnderWay]) -> Round:
-        """Return the round with these resizes open too, for partitions that are decided later in the same tick."""
+        """Return the round with these resizes added to the open ones, for the partitions that are decided later in this
+        tick."""
         return replace(self, under_way={**self.under_way, **resizes}) if resizes else self
 
     @cached_property
@@ -296,8 +298,8 @@ class Round:
         return tuple(sorted({one.partition for one in self.seen.elastic.values()}))
 
     def full_node(self, name: str) -> tuple[int, bool]:
-        """Return the GPUs of a full node of the partition, and True if Slurm allocates only whole nodes there. Return 0
-        and False for an unknown partition."""
+        """Return the number of GPUs of a full node of the partition, and True if Slurm allocates only whole nodes
+        there. Return 0 and False for an unknown partition."""
         partition = self.seen.snapshot.partitions.get(name)
         given = self.settings.whole_node_gpus
         return partition_gpus(partition, self.seen.snapshot, given) if partition is not None else (0, False)
@@ -341,7 +343,7 @@ class Round:
         return CappedJob.of(one, guests_of(self.settings).get(one.partition), asked, gpus)
 
     def _growth_caps(self, jobs: Mapping[int, JobRules]) -> tuple[Cap, ...]:
-        """Return a cap for each job that must not grow. The causes are a pending job that waits for room, a preemption
+        """Return caps for the jobs that must not grow. The causes are a pending job that waits for room, a preemption
         of the job's blocks, and idle GPUs."""
         stopped: dict[int, list[int]] = {}
         resting: list[Cap] = []
@@ -359,8 +361,8 @@ class Round:
         return (*contested, *resting)
 
     def unused(self, use: float, gpus: int, before: int = 0) -> Reason:
-        """Return the reason for a job with idle GPUs: that it does not grow or, with `before`, that it gives GPUs
-        back."""
+        """Return the reason why a job with idle GPUs does not grow. If `before` is given, return the reason why it
+        shrinks from `before` to `gpus` GPUs."""
         percent, minutes = use * 100, self.settings.limits.idle_s / 60
         if before:
             return reason("idle_returns", percent=percent, minutes=minutes, before=before, gpus=gpus)
@@ -461,7 +463,8 @@ class Round:
         return held
 
     def _served(self, elastic: Elastic) -> bool:
-        """Tell whether Slurm is about to preempt guests for this pending job, which has waited for at most `LOOK_S`."""
+        """Tell whether Slurm is about to preempt guests for this pending job. Then it fits only on GPUs of guests, and
+        has waited for at most `LOOK_S`."""
         job = elastic.job
         fresh = job.pending and self.now - max(job.submit_time, job.eligible_time) <= LOOK_S
         if not (self.settings.guests and fresh and self._lent):
@@ -473,8 +476,8 @@ class Round:
         return free.fits(elastic.shape)
 
     def _ahead(self, elastic: Elastic) -> ReservedNodes:
-        """Return the nodes on which blocks would join but which are reserved from a later time on. For a job that grows
-        by guests there are none, because guests end before a reservation begins."""
+        """Return the nodes that the job must not use because a reservation begins there before its time limit. A job
+        that grows by guests may use all nodes, because guests end before a reservation begins."""
         if hot(elastic) and elastic.partition in self.settings.guests:
             return NOTHING_AHEAD
         joining = next((block for block in elastic.job.blocks if block.pending), elastic.job.first)
@@ -554,8 +557,8 @@ def _untouchable(elastic: Elastic, under_way: UnderWay | None) -> Reason | None:
 
 
 def _gpus(elastic: Elastic, under_way: UnderWay | None, *, prepared: bool) -> int:
-    """Return the GPUs that the job has now, or those after its open resize if they are more. While blocks replace
-    others, both count."""
+    """Return the GPUs that the job has now, or those after its open resize if they are more. While new blocks replace
+    old ones, both count."""
     target = under_way.target.gpus if under_way is not None else 0
     if elastic.job.pending:
         return target

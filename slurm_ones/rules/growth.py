@@ -5,17 +5,17 @@ account or QOS. Then no job grows in any partition where the pending job could s
 pending job has room, the youngest growth first. A job of blocks drops blocks; a plain job goes back to its requested
 size by one requeue.
 
-If free resources and all growth together do not suffice, nothing is given back. Such a pending job may still start on a
-plain job's GPUs, which are all free during a requeue. A plain job that could lose GPUs in this way gives nothing back.
-The next tick decides again, from what Slurm shows then.
+If free resources and all growth together do not suffice for a pending job, no growth is given back for it. During a
+requeue all GPUs of a plain job are free for a moment, and Slurm may start such a pending job on them. A plain job that
+could lose requested GPUs in this way gives nothing back. The next tick decides again, from what Slurm shows then.
 
 Guests (blocks in a queue that Slurm preempts, `[guests]`) count as free and may grow, since Slurm preempts them by
-itself. They are given back only for a pending job that has waited so long that Slurm evidently does not preempt them.
-Their GPUs must also suffice for it. If this job also waits for GPUs of other jobs, guests grow until those are free.
+itself. If a pending job has waited for long, Slurm evidently does not preempt them for it. Then guests are given back,
+and do not grow on its nodes, if that suffices to start the pending job.
 
-Elastic jobs that are pending do not count, since their policy decides about them. How much of an account's or QOS's
-limit remains is unknown. So growth under this limit is given back until it covers the pending job's request, or until
-there is none left.
+A pending elastic job gets no growth back, since its policy decides about it. The use of an account's or QOS's limit is
+not known exactly. So growth under this limit is given back until it covers the pending job's request, or until there is
+none left.
 """
 
 from __future__ import annotations
@@ -44,24 +44,26 @@ from slurm_ones.slurm.fields import ANY_OF
 from slurm_ones.slurm.model import Node, Quota, SlurmJob
 
 MOST = 50
-"""Largest number of waiting jobs that are served in one tick, in Slurm's order."""
+"""Largest number of pending jobs for which growth is given back in one tick; the first in Slurm's order are chosen."""
 _ROOM = re.compile(r"$|None$|Resources|Priority|Reservation$|ReqNodeNotAvail(?!.*maintenance)|Nodes.required")
-"""Reasons that Slurm gives if a job waits for room. Growth cannot be the cause of any other reason: a hold, a
+"""Pattern of Slurm's reasons for a job that waits for room. Growth cannot be the cause of other reasons: a hold, a
 dependency, a begin time, a user's own limit, missing hardware."""
 _LIMIT = re.compile(r"(AssocGrp)|(QOSGrp|Max\w+PerAccount)|(Licenses)")
 _SHARED = {1: "account", 2: "qos", 3: "licenses"}
-"""Name of the field by which jobs share a limit, by the group of `_LIMIT` that matches Slurm's reason."""
+"""Field of a job whose value names the shared limit, by the group of `_LIMIT` that matches Slurm's reason."""
 
 
 @dataclass(frozen=True)
 class WaitingJob:
-    """A waiting job and what it needs: room, or a part of a shared limit."""
+    """A pending job and what it needs: room, or a part of a shared limit."""
 
     job: SlurmJob
     on: Sequence[Mapping[str, Resources]] = ()
-    """Resources that the job would take on each node on which it can start, one mapping for each of its partitions."""
+    """Nodes on which the job can start, each with the resources that it takes there; one mapping for each of its
+    partitions."""
     shared: str = ""
-    """Name of the field by which jobs share the limit: account, qos or licenses; empty if the job waits for room."""
+    """Field whose value names the limit that the job waits for: account, qos or licenses; empty if the job waits for
+    room."""
     unserved: bool = True
     """True if Slurm does not preempt guests for the job, because it waits for a limit, or has waited for long."""
     limits: Collection[str] = ()
@@ -78,8 +80,8 @@ class WaitingJob:
         return f"{Shape(self.job.nodes, gpus)} GPUs" if gpus else "CPUs or memory"
 
     def shares(self, job: SlurmJob) -> bool:
-        """Tell whether `job` may hold a part of this limit. If it is a limit on the number of jobs, only further blocks
-        hold parts of it. So the job must be an array task."""
+        """Tell whether growth of `job` may use a part of the limit. A limit on the number of jobs is used only by
+        blocks, which are array tasks."""
         if "Jobs" in self.job.reason and not job.array_id:
             return False
         if self.shared == "licenses":
@@ -106,7 +108,7 @@ class Piece(NamedTuple):
     part: SlurmJob
     held: Mapping[str, Resources]
     keeps: Shape
-    """Shape that the block or plain job keeps after giving this back; `PARKED` for a block."""
+    """Shape that a plain job has left after giving the piece back; `PARKED` (no GPUs) for a block."""
     guest: bool = False
     """True for a guest, which Slurm may preempt by itself."""
 
@@ -115,11 +117,12 @@ class Piece(NamedTuple):
         return sum(one.gpus for one in self.held.values()) - self.keeps.gpus
 
     def kept(self, wanted: Mapping[str, int]) -> list[str]:
-        """Return the nodes that the job keeps: those that the fewest pending jobs want."""
+        """Return the nodes that a plain job keeps. Nodes with the lowest rank in `wanted` are kept; a node that no
+        pending job needs is not in it."""
         return sorted(self.held, key=lambda name: (wanted.get(name, 0), name))[: self.keeps.nodes]
 
     def gives(self, wanted: Mapping[str, int]) -> Iterator[tuple[str, Resources]]:
-        """Yield each node with the GPUs, CPUs and memory that this piece gives back there."""
+        """Yield each node with the GPUs, CPUs and memory that become free there. `wanted` is as in `kept`."""
         kept = self.kept(wanted)
         for name, held in self.held.items():
             left = self.keeps.gpus_per_node if name in kept else 0
@@ -190,8 +193,8 @@ class _Returns:
         self._gone: dict[int, list[tuple[Piece, list[str]]]] = {}
         """Pieces that each job gives back, by job id, each with the nodes on which the job keeps GPUs."""
         self._first: dict[int, WaitingJob] = {}
-        """First pending job for which each job gives growth back, by job id. Idle jobs give it back for no particular
-        one."""
+        """Pending job for which each job first gives growth back, by id of the job that gives. A job whose growth is
+        only idle has none."""
         self._unused = round_.unused
         self._idle = round_.seen.idle
         ended = max((one.last_resize_end or 0.0 for one in round_.histories.values()), default=0.0)
@@ -275,8 +278,8 @@ class _Returns:
         return True
 
     def _go(self, one: WaitingJob | None, piece: Piece, wanted: Mapping[str, int]) -> None:
-        """Free the piece for a pending job, or for none in particular. Slurm preempts a guest by itself, unless the
-        pending job is `unserved`."""
+        """Give the piece back for a pending job, or for none if it is idle. A guest is only counted as free, because
+        Slurm preempts it by itself, unless the pending job is `unserved`."""
         if one is None or one.unserved or not piece.guest:
             self._gone.setdefault(piece.job_id, []).append((piece, piece.kept(wanted)))
             if one is not None:
@@ -371,7 +374,8 @@ def _counts(job: SlurmJob, round_: Round) -> bool:
 
 
 def _wants(job: SlurmJob, round_: Round, places: Callable[[_Want], Mapping[str, Resources]]) -> WaitingJob | None:
-    """Return the job with what it needs; None for a job that could never start."""
+    """Return the pending job with the resources or the limit that it waits for; None for a job that could never
+    start."""
     if limit := _LIMIT.match(job.reason):
         shared = _SHARED[limit.lastindex or 0]
         if shared == "licenses":
@@ -425,8 +429,8 @@ class _Want(NamedTuple):
 
 
 def _places(want: _Want, round_: Round) -> dict[str, Resources]:
-    """Return the resources that a job with this request takes on each node where it could start if no other job ran
-    there."""
+    """Return the nodes on which a job with this request could start if they were empty, each with the resources that it
+    takes there."""
     snapshot, (_, whole, each, kind, reservation) = round_.seen.snapshot, want
     own = reservation.split(",")
     reserved = {name for one in snapshot.reservations if one.name in own for name in one.node_names}
@@ -472,7 +476,7 @@ def _free(round_: Round, coming: Sequence[Piece]) -> dict[str, Resources]:
 
 
 def _coming(round_: Round) -> list[Piece]:
-    """Return the pieces that become free because blocks end or resizes are open."""
+    """Return the pieces that become free because blocks are ending or resizes are open."""
     found = []
     for job_id, one in round_.seen.elastic.items():
         # A block that takes longer to end may hang.

@@ -7,9 +7,9 @@ The kinds of GPU are Slurm's types (`gres/gpu:a100`). A job whose comment names 
 `kinds=any`) may have any of these, and change from one to another. Every other job keeps the kind that it asked sbatch
 for. If it asked for none, it stays on the kind that Slurm chose.
 
-A job is not resized during the dwell time after a resize, after too many resizes, or near its end. The policy decides
-whether a change pays. These rules protect jobs from policies that change their mind often: a job trains for a multiple
-of the time for which resizes pause it. Dwell times follow from the measured pauses, unless the site sets them.
+A job is not resized during the dwell time after a resize, after too many resizes, or near its end. These rules limit
+how often a policy may change its mind: a job trains for a multiple of the time for which resizes pause it. (The policy
+itself decides whether a change pays.) Dwell times follow from the measured pauses, unless the site sets them.
 
 A job is not requeued if it could not start again. A requeue restarts the job's time limit, and Slurm starts no job
 whose time limit reaches into a reservation of its nodes. So a requeued job may find no node, although it found one at
@@ -41,9 +41,10 @@ from slurm_ones.slurm.model import SlurmJob, Snapshot, kind_of, partition_gpus
 from slurm_ones.text import counts
 
 ANY_BATCH = 2**31
-"""Largest batch per GPU, in samples, that is believed if a job reports it. A job that reports none has this limit."""
+"""Upper bound on the batch per GPU, in samples. A larger one that a job reports is not believed; a job that reports
+none gets this one."""
 ANY_GPUS = 2**20
-"""Largest number of GPUs that is believed if a job reports it."""
+"""Upper bound on a number of GPUs; a larger one that a job reports is not believed."""
 
 
 def size_rules(spec: Spec | None, node_gpus: int) -> tuple[SizeRule, ...]:
@@ -55,8 +56,8 @@ def size_rules(spec: Spec | None, node_gpus: int) -> tuple[SizeRule, ...]:
 
 
 def _rule(spec: Spec, limits: StrategyLimits, row: SizeLimits, node_gpus: int) -> SizeRule:
-    """Return the rule at one size. In one pass a replica takes the largest batch that the script allows and its memory
-    holds; 0 if its memory holds no sample."""
+    """Return the rule at one size. The largest global batch follows from the local batch that the script allows and the
+    memory holds; it is 0 if the memory holds no sample."""
     if row.gpus > ANY_GPUS or row.quantum > ANY_BATCH:
         return SizeRule(row.gpus, row.replicas, 0)
     fits = row.most_local(limits.memory_bytes)
@@ -72,8 +73,8 @@ def breaks(
 ) -> Reason | None:
     """Return the reason why the job's strategy cannot train at this shape and global batch; None if it can.
 
-    `old_batch` is the present batch; if `new_batch` is None it stays. Without `node_gpus`, a shape of several nodes is
-    taken to use whole nodes. The job may report other limits later, so callers check again before and during a resize.
+    If `new_batch` is None, the job keeps `old_batch`. Without `node_gpus`, the nodes of the shape are assumed to be
+    full. The job may report other limits later, so callers check again before and during a resize.
     """
     limits = spec.limits if spec is not None else None
     if limits is None or shape == PARKED:
@@ -104,8 +105,8 @@ def breaks(
 
 
 def parts(rule: SizeRule, blocks: Sequence[Shape]) -> bool:
-    """Tell whether blocks of these shapes may separate ranks that must share a node. Ranks are numbered block by block,
-    so each node of a block must hold whole groups."""
+    """Tell whether blocks of these shapes separate ranks that must share a node. Ranks are numbered block by block, so
+    each node of a block must hold whole groups of `rule.together` ranks."""
     if len(blocks) == 1:
         return not rule.fits(blocks[0])
     return any(block.gpus_per_node % rule.together for block in blocks)
@@ -136,8 +137,7 @@ class Kinds:
         return tuple(dict.fromkeys(self.of.values()))
 
     def nodes(self, kind: str) -> frozenset[str] | None:
-        """Return the nodes whose GPUs are of this kind. None means all nodes: `kind` is empty, or no node has this
-        kind."""
+        """Return the nodes whose GPUs are of this kind; None for all nodes, if `kind` is empty or no node has it."""
         return frozenset(name for name, its in self.of.items() if its == kind) or None if kind else None
 
     def held(self, elastic: Elastic) -> str:
@@ -151,8 +151,8 @@ class Kinds:
         return elastic.optin is not None and bool(elastic.optin.kinds) and asks and self.given
 
     def leaves(self, elastic: Elastic, got: Allocation) -> bool:
-        """Tell whether this allocation moves a running job to GPUs of another kind. If its present kind is unknown it
-        does not."""
+        """Tell whether this allocation moves a running job to GPUs of another kind; False if its present kind is
+        unknown."""
         held = self.held(elastic)
         return elastic.job.running and self.may_change(elastic) and bool(got.kind) and held not in ("", got.kind)
 
@@ -180,28 +180,29 @@ class Kinds:
 
 HOUR_S = 3600.0
 SURE = 0.9
-"""Probability with which a job that counts as near its end does end in the given time."""
+"""Probability of ending within the given time from which a job counts as near its end."""
 
 MOST_DOUBLINGS = 6
 AGAIN_S = 5.0
-"""Shortest dwell time, in seconds, that is doubled after a failure. A dwell time of 0 is not doubled."""
+"""Seconds to which a shorter dwell time is raised before it is doubled after a failure. A dwell time of 0 stays 0."""
 WORTH = 20.0
 """Dwell time between two changes of a job's blocks, as a multiple of the pause of one change."""
 PACK_S = 120.0
 """Shortest time, in seconds, before a job of blocks moves to fewer nodes at the same number of GPUs."""
 REPAYS = 4.0
-"""Dwell time between two requeues, as a multiple of the pause of one requeue. With 4, pauses take at most a fifth."""
+"""Dwell time between two requeues, as a multiple of the pause of one requeue. With 4, a job pauses for at most a fifth
+of its time."""
 ENDS = 2.0
 """Remaining time below which a job is not requeued, as a multiple of the pause of a requeue."""
 CHECKPOINT_S = 600.0
 """Seconds between two periodic checkpoints of a job (the wrapper's first interval)."""
 LONGEST_S = 1800.0
-"""Longest dwell time, in seconds, that is derived from pauses. Jobs report their pauses, and a job in its dwell time
-gives up no GPUs, so false reports must not prolong it further."""
+"""Longest dwell time, in seconds, that is derived from pauses. Jobs report their pauses, and a job gives up no GPUs
+during its dwell time. So false reports must not make it longer."""
 
 
 def requeue_s(history: JobHistory | None) -> float:
-    """Return the pause of training at a requeue, in seconds: the mean of the job's last ones, or else a default."""
+    """Return the pause of training at a requeue, in seconds: the mean of the job's last requeues, or else a default."""
     return history.pause_s if history is not None and history.pause_s is not None else RESIZE_S
 
 
@@ -217,7 +218,7 @@ def requeue_near_end_s(history: JobHistory | None, limits: LimitSettings) -> flo
 
 def switch_dwell_s(switch_s: float, settings: ResizeSettings) -> float:
     """Return the shortest time between two changes of a job's blocks, in seconds. `switch_s` is the expected pause of
-    one."""
+    one change."""
     most = LONGEST_S if settings.dwell_s is None else settings.dwell_s
     return min(most, max(settings.blocks_dwell_s, WORTH * switch_s))
 
@@ -231,14 +232,14 @@ def pack_dwell_s(dwell_s: float, in_vain: int = 0) -> float:
 
 def switch_near_end_s(view: JobView, settings: ResizeSettings, limits: LimitSettings) -> float:
     """Return the remaining time, in seconds, below which the job's blocks are no longer changed. New blocks would take
-    as long to join. (Above it, the policy decides whether a change pays.)"""
+    that long to join. (With more time left, the policy decides whether a change pays.)"""
     most = math.inf if limits.near_end_s is None else limits.near_end_s
     return min(most, settings.blocks_wait_s, view.prepare_s + view.resize_s)
 
 
 def rested_at(job: WholeJob, history: JobHistory | None, dwell_s: float) -> float:
     """Return the Unix time from which the job may be resized. The dwell time begins at its last resize and, for a plain
-    job, at its start. (The start of a job of blocks interrupted no training.)
+    job, also at its start. (The start of a job of blocks interrupts no training.)
 
     Each failed resize in a row doubles the dwell time, up to 64 times: Slurm would mostly refuse again, and each
     attempt costs a restart. A pending job without failures may be resized at once.
@@ -256,9 +257,9 @@ def grows_at(preempted: Sequence[float], rest_s: float) -> float:
     """Return the Unix time from which a job may grow again after Slurm preempted some of its blocks; 0 if it may at any
     time.
 
-    `preempted` are the times of the preemptions, ascending. Each preemption starts a rest of `rest_s` seconds. If the
-    next preemption comes after this rest, but not later than as long again, its rest is twice as long. A preemption
-    during a rest does not double it.
+    `preempted` are the times of the preemptions, ascending. Each starts a rest of `rest_s` seconds. If a preemption
+    comes soon after a rest, within the length of that rest, the next rest is twice as long. A preemption during a rest
+    starts this rest again.
     """
     until = wait_s = 0.0
     for at in preempted:
@@ -271,16 +272,16 @@ def grows_at(preempted: Sequence[float], rest_s: float) -> float:
 
 
 def loss_s(known: JobModel, grace_s: float) -> float:
-    """Return the seconds of training that a job of blocks loses by the preemption of a guest: its pause when blocks
-    leave. If each change restarts from a checkpoint, this is the pause of a restart. Then the work since the last
-    checkpoint is added, unless the grace time suffices to write a new one."""
+    """Return the seconds of training that a job of blocks loses when a guest is preempted: the pause of a change in
+    which blocks leave. If each change restarts from a checkpoint, this is the pause of a restart. If the grace time is
+    too short for a new checkpoint, the expected work since the last one is added."""
     if known.shrink_s is not None:
         return known.shrink_s
     return known.resize_s + (CHECKPOINT_S / 2 if known.resize_s > grace_s else 0.0)
 
 
 def resized_enough(job: WholeJob, history: JobHistory | None, limits: LimitSettings, now: float) -> Reason | None:
-    """Return a reason if the running job has been interrupted as often as the site allows; None if not."""
+    """Return a reason if resizes have interrupted the running job as often as the site allows; None if not."""
     if history is None or not job.running:
         return None
     most, hourly = limits.resizes_per_job, limits.resizes_per_hour
@@ -301,8 +302,8 @@ def near_limit(job: SlurmJob, limits: LimitSettings, now: float) -> Reason | Non
 
 
 def near_end(jobs: Sequence[tuple[JobView, float]]) -> list[Reason | None]:
-    """Return, for each job and number of seconds, a reason if the job almost surely ends within this time at its
-    present size. Otherwise, and for a pending job, None.
+    """Return a reason for each job that almost surely ends, at its present size, within the seconds given with it.
+    Return None for all other jobs, and for pending ones.
 
     All jobs are predicted in one call: separate calls would take a third of the time of a decision.
     """
@@ -327,7 +328,7 @@ LOSES_LICENSES = (25, 5, 0), (25, 11, 7)
 
 
 class ReservedNodes(NamedTuple):
-    """Nodes that are reserved from a time at which a run of the job that starts now would still go on."""
+    """Nodes whose reservation begins before a run of the job that starts now reaches its time limit."""
 
     nodes: frozenset[str] = frozenset()
     reason: Reason | None = None
@@ -338,8 +339,8 @@ NOTHING_AHEAD = ReservedNodes()
 
 
 def ahead_of(job: SlurmJob, snapshot: Snapshot, now: float) -> ReservedNodes:
-    """Return the nodes of the job's partition that others have reserved from a time at which a run that starts now
-    would still go on."""
+    """Return the nodes of the job's partition that are reserved for others before a run that starts now reaches its
+    time limit."""
     part = snapshot.partitions.get(job.partition)
     if part is None:
         return NOTHING_AHEAD
@@ -358,9 +359,9 @@ def ahead_of(job: SlurmJob, snapshot: Snapshot, now: float) -> ReservedNodes:
 def reserved_ahead(
     job: SlurmJob, shape: Shape, snapshot: Snapshot, whole_node_gpus: Mapping[str, int], now: float
 ) -> Reason | None:
-    """Return the reason why a running job could not start again at this shape, on its own and on free nodes: its
-    partition is closed, or nodes are reserved from a later time on. None if it could start, or if another cause
-    prevents it."""
+    """Return the reason why a running job could not start again at this shape, on its own nodes and free ones. Its
+    partition is closed, or too few nodes are left without a reservation before its time limit. None if it could start,
+    or if something else prevents it."""
     ahead, part = ahead_of(job, snapshot, now), snapshot.partitions.get(job.partition)
     if part is not None and part.closed:
         return reason("partition_closed", partition=part.name)

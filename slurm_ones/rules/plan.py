@@ -90,11 +90,12 @@ class ResizePlan:
     deferred: frozenset[int] = frozenset()
     """Ids of waiting jobs that must not start now."""
     queued: frozenset[int] = frozenset()
-    """Ids of waiting jobs whose resize waits for its turn. If such a job is deferred, it stays deferred until then."""
+    """Ids of waiting jobs whose resize waits because too many others are open. If such a job is deferred, it stays
+    deferred until its resize begins."""
 
 
 class GpuPool:
-    """Free GPUs of a partition while a plan gives them out. GPUs of blocks that leave become free only later, and are
+    """Free GPUs of a partition while a plan distributes them. GPUs of blocks that leave become free only later, and are
     kept for waiting jobs."""
 
     def __init__(self, rules: PartitionRules) -> None:
@@ -108,22 +109,22 @@ class GpuPool:
                 self.leave(job, job.under_way.moves)
 
     def leave(self, job: JobRules, moves: Moves | None) -> None:
-        """Count the GPUs of the blocks that leave. Without `moves` the job is requeued, and it is unknown which GPUs
-        become free."""
+        """Count the GPUs that become free when blocks leave. Without `moves` the job is requeued, and it is unknown
+        which GPUs become free."""
         self._known = self._known and bool(moves)
         for block in job.blocks:
             if moves and block.task in moves.dropped:
                 self._given.update(dict.fromkeys({*block.nodes} - self._closed, block.shape.gpus_per_node))
 
     def take(self, shape: Shape, kind: str) -> bool:
-        """Take free GPUs of this kind, any kind if it is empty. Return False, with nothing changed, if too few are
-        free."""
+        """Take the shape's GPUs from the free ones of this kind (empty for any kind). Return False and take nothing if
+        too few are free."""
         return self.free.take(shape, only=self._kinds.nodes(kind))
 
     def set_aside(self, waiting: Sequence[WaitingStart]) -> set[int]:
         """Keep GPUs, free now or soon, for jobs that are to start: first for those that earlier ticks reshaped, then
-        for `waiting`. Return the ids of the jobs that find none. Return no ids if it is unknown which GPUs a requeue
-        frees."""
+        for `waiting`. Return the ids of the jobs for which too few remain. Return no ids if a requeue is open, since it
+        is unknown which GPUs that frees."""
         after = self.free.trial()
         after.give(self._given)
         without = {
@@ -138,8 +139,8 @@ class GpuPool:
 def plan(schedule: Schedule, rules: PartitionRules) -> ResizePlan:
     """Return the changes of the schedule that begin now, and the outcome for each job.
 
-    The site's limits are checked again, whatever the policy did. Caps must hold at every moment while resizes are open.
-    So each job counts with its present GPUs, or with its coming ones if they are more.
+    The site's limits are checked here too, in case the policy ignores them. Caps must hold at every moment while
+    resizes are open. So each job counts with its present GPUs, or with those after its resize if they are more.
     """
     jobs = rules.jobs
     parked = {id_: jobs[id_] for id_ in schedule.parked & jobs.keys() if jobs[id_].elastic.job.pending}
@@ -179,12 +180,12 @@ class _Planner:
         self._open = rules.open.copy()
         waiting = [change for change in changes if change.elastic.job.pending and not jobs[change.job_id].under_way]
         self._reserved = {change.job_id for change in waiting if self._is_reserved(change, jobs[change.job_id])}
-        """Waiting jobs that would have room now if no reservation were ahead."""
+        """Waiting jobs that have room now only on nodes of a later reservation (see `ReservedNodes`)."""
         may_start = (change for change in waiting if change.job_id not in self._reserved)
         starts = sorted(WaitingStart(change.job_id, change.new, change.new_kind) for change in may_start)
         self._later = [start for start in starts if not self._room.take(start.shape, start.kind)]
         self._without: set[int] | None = None
-        """Waiting jobs that will find no room; None until GPUs have been kept for waiting jobs."""
+        """Waiting jobs for which too few GPUs remain; None until GPUs have been kept for waiting jobs."""
         self.begin: list[PlannedChange] = []
         self.outcomes: dict[int, Reason] = {}
         self.queued: set[int] = set()
@@ -230,8 +231,8 @@ class _Planner:
         return reason("max_open", resizes=most) if self._open[mechanism] >= most else None
 
     def _without_room(self, change: PlannedChange, job: JobRules) -> Reason | None:
-        """Return a reason if there is no room for the change, else None. The room of a job that is requeued is taken at
-        once."""
+        """Return a reason if there is no room for the change, else None. For a running job that is requeued, the new
+        shape is taken from the free GPUs here."""
         if change.mechanism == BLOCKS:
             return reason("no_moves", gpus=change.new.gpus) if change.moves is None else None
         if change.job_id in self._reserved or (job.elastic.job.running and self._is_reserved(change, job)):
@@ -244,7 +245,7 @@ class _Planner:
         return reason("gpus_not_free", shape=str(change.new)) if none else None
 
     def _is_reserved(self, change: PlannedChange, job: JobRules) -> bool:
-        """Tell whether the change would have room now if no reservation were ahead."""
+        """Tell whether the change has room now only on nodes of a later reservation (see `ReservedNodes`)."""
         if not job.ahead.nodes or (job.elastic.job.pending and _gained(change) <= 0):
             return False
         kind, own = change.new_kind, _own(change, self._rules)
@@ -265,10 +266,10 @@ class _Planner:
         self._use.count_at_least(change.job_id, max(change.new.gpus, _at_once(change)))
 
     def let_wait_small(self, schedule: Schedule) -> None:
-        """Let each waiting job of blocks that gets nothing now ask for its smallest size, if its present shape finds no
-        room.
+        """Let each waiting job of blocks to which the schedule gives nothing ask for its smallest size, if its present
+        shape finds no room.
 
-        Then every GPU that becomes free starts a job, and blocks that join later can leave again. A job that started as
+        Then the first GPUs that become free start it, and blocks that join later can leave again. A job that started as
         one large block could not shrink while no GPU is free. Nothing is done if other jobs wait for room: free GPUs
         are theirs.
         """
@@ -287,7 +288,8 @@ class _Planner:
 
 
 def _least(job: JobRules, rules: PartitionRules) -> Shape | None:
-    """Return the smallest shape on one node that a data-parallel job may have; None if there is none."""
+    """Return the smallest shape on one node that a data-parallel job may have; None if there is none, or for another
+    strategy."""
     low, spec = job.elastic.gpu_range[0], job.spec
     if spec is not None and spec.limits is not None:
         return None
@@ -298,8 +300,8 @@ def _least(job: JobRules, rules: PartitionRules) -> Shape | None:
 
 def _turn(change: PlannedChange, schedule: Schedule) -> tuple[float, ...]:
     """Return the key by which changes are sorted. Shrinks and stops come first, since they free GPUs for growth and
-    starts. Of jobs that grow by guests the most valuable comes first, since Slurm preempts the youngest guests
-    first."""
+    starts. Of jobs that grow by guests, the one with the largest gain comes first, since Slurm preempts the youngest
+    guests first."""
     gained = max(_gained(change), 0) if change.elastic.job.pending else _gained(change)
     return min(gained, 1), -schedule.gains.get(change.job_id, 0.0), gained, change.job_id
 
@@ -310,7 +312,7 @@ def _open_nodes(job: JobRules, rules: PartitionRules, kind: str) -> frozenset[st
 
 
 def _own(change: PlannedChange, rules: PartitionRules) -> dict[str, int]:
-    """Return the job's GPUs on each of its nodes where it could start again."""
+    """Return the job's GPUs on each of its nodes, without nodes on which it could not start again."""
     return {name: gpus for name, gpus in change.elastic.holdings.items() if name not in rules.draining}
 
 
@@ -327,7 +329,7 @@ def _with_moves(
     pack: bool = False,
     apart: bool = False,
 ) -> PlannedChange:
-    """Return the change with the blocks that join and leave. `moves` is None if there is no way now."""
+    """Return the change with its `moves`: the blocks that join and leave, or None if there are no such blocks now."""
     running = sorted(block.task for block in job.blocks)
     change = replace(change, blocks=tuple(train_together(job.elastic, job.history) or running))
     if change.parks or job.fixed is not None:
@@ -437,8 +439,8 @@ class PartitionPlan:
 def plans(
     round_: Round, decide: Callable[[Round, PartitionRules], PartitionSchedule], *, begins: bool = True
 ) -> list[PartitionPlan]:
-    """Decide and plan each partition in turn. If the plans will be carried out (`begins`), a later partition counts the
-    resizes of earlier ones as open."""
+    """Decide and plan each partition in turn. `begins` tells whether the plans will be carried out. If so, resizes
+    planned in one partition count as open in the next."""
     found = []
     round_ = with_growth(round_)
     for partition in round_.partitions:

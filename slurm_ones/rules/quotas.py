@@ -1,8 +1,9 @@
 """Slurm's limits of accounts, QOS, users and jobs (GrpTRES, MaxTRESPU, MaxTRESPA, MaxTRESPJ), as caps on growth.
 
-A job that would exceed such a quota waits (Assoc…, QOS…), even next to idle GPUs and after it gave up its old GPUs.
-Quotas are read every few minutes. Between two readings their use is computed from the jobs that start and end. CPUs and
-memory count as much as a job takes with each GPU; licences do not grow.
+A job that would exceed such a quota waits with a reason like Assoc… or QOS…. It waits even if GPUs are idle, and even
+if it has just given up its old GPUs. Quotas are read every few minutes. Between two readings their use is computed from
+the jobs that start and end. A job that grows is assumed to take as many CPUs and as much memory per GPU as now. Its
+licences do not grow.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ Holder = tuple[str, str, str, str, str]
 
 @dataclass(frozen=True)
 class QuotaReading:
-    """Quotas as Slurm showed them, and what jobs used of each at that time."""
+    """Quotas as Slurm showed them, and the part of each that observed jobs used at that time."""
 
     quotas: Quotas = field(default_factory=Quotas)
     held: Mapping[Holder, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, quotas: Quotas, seen: Observation) -> QuotaReading:
-        """Return the reading with these quotas and what the observed jobs use of them."""
+        """Return a reading with these quotas, and the part of each that the observed jobs use."""
         return cls(quotas, _held(quotas, seen))
 
     def now(self, seen: Observation) -> Quotas:
@@ -54,8 +55,8 @@ class QuotaReading:
 def quota_caps(
     here: Mapping[int, CappedJob], there: Iterable[CappedJob], quotas: Quotas, snapshot: Snapshot
 ) -> tuple[Cap, ...]:
-    """Return the caps on the jobs `here` in a partition. Jobs `there`, in others, count with the GPUs that they are
-    about to add."""
+    """Return the caps on the jobs `here` in a partition. Jobs `there` are in other partitions; GPUs that they are about
+    to add count as used."""
     caps: list[Cap] = []
     for job_id, one in here.items():
         part = snapshot.partitions.get(one.elastic.partition)
@@ -80,7 +81,8 @@ def quota_caps(
 
 
 def _shared(quota: Quota, needs: Mapping[int, float], jobs: Mapping[int, CappedJob], about: int) -> Cap:
-    """Return a cap from what remains of a quota. The job that needs most of the resource for each GPU decides."""
+    """Return the cap that follows from the remainder of a quota. Every further GPU is assumed to take as much of the
+    resource as a GPU of the job that takes most."""
     left = max(quota.most - quota.used - about, 0)
     now = sum(_gpus_now(jobs[job_id].elastic) for job_id in needs)
     return Cap(now + int(left / max(needs.values()) + 1e-9), frozenset(needs), _words(quota), strict=True)
@@ -99,7 +101,7 @@ def _words(quota: Quota) -> Reason:
 
 
 def _binding(one: CappedJob, quotas: Quotas, snapshot: Snapshot) -> Iterator[tuple[Quota, float]]:
-    """Yield each quota that the job uses more of when it grows, with the amount for each added GPU."""
+    """Yield each quota that limits the job's growth, with the amount of its resource that one more GPU takes."""
     own = one.elastic.job.home
     for queue in one.queues:
         job = replace(own, qos=queue.qos, account=queue.account, partitions=tuple(queue.partition.split(",")))
@@ -118,7 +120,8 @@ def _with_each_gpu(elastic: Elastic, resource: str) -> float:
 
 
 def amount_of(job: SlurmJob, resource: str) -> int:
-    """Return how much of the resource the job has or asks for; 0 if growth takes none of this resource."""
+    """Return the amount of the resource that the job has or asks for; 0 for a resource that does not grow with its
+    GPUs."""
     if resource.startswith("gres/gpu"):
         _, _, kind = resource.partition(":")
         return job.gpus if kind in ("", job.kind) else 0
@@ -159,7 +162,7 @@ def _held(quotas: Quotas, seen: Observation) -> Counter[Holder]:
 def _whose(
     job: SlurmJob, partition_qos: str, above: Collection[str], association: str
 ) -> Sequence[tuple[str, str, str, str]]:
-    """Return QOS, account, user and partition of each quota to which the job's use counts."""
+    """Return QOS, account, user and partition of each quota that the job's use counts towards."""
     own = [("", account, "", "") for account in (job.account, *above)]
     own.append(("", job.account, job.user, association))
     for qos in {job.qos, partition_qos} - {""}:

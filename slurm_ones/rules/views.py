@@ -120,8 +120,8 @@ def cluster_view(round_: Round, rules: PartitionRules) -> ClusterView:
 def bounds_of(
     round_: Round, rules: PartitionRules, cluster: ClusterView, views: Sequence[JobView]
 ) -> tuple[tuple[Cap, ...], dict[int, int]]:
-    """Return the bounds of a decision in this partition: caps, also those on the cost of growth, and sizes set by
-    hand."""
+    """Return the bounds on a decision in this partition: the caps, and the GPUs that owners set by hand, by job id.
+    Caps on the cost of growth are included."""
     caps = cost_caps(cluster, views, rules.jobs, round_.settings, round_.quotas.usage_factors)
     return (*rules.caps, *caps), {id_: job.asked for id_, job in rules.jobs.items() if job.asked is not None}
 
@@ -177,7 +177,8 @@ def job_views(
 
 
 def _borrows(job: JobRules, known: JobModel, rules: PartitionRules, round_: Round) -> Borrows | None:
-    """Return the loss that is expected by preemptions of the job's guests; None if it does not grow by guests."""
+    """Return the base and guest sizes of the job and its expected loss by preemptions; None if it does not grow by
+    guests."""
     sizes = rules.guest_sizes(job)
     if sizes is None:
         return None
@@ -190,8 +191,8 @@ def _borrows(job: JobRules, known: JobModel, rules: PartitionRules, round_: Roun
 
 
 def _no_more(limits: Limits, gpus: int) -> Limits:
-    """Return the limits of a waiting job of blocks. It starts at most at the size that its user asked for, or at its
-    smallest size if that is larger. Later it grows by blocks, which can leave again."""
+    """Return the limits of a waiting job of blocks without sizes above its request. If all sizes are above it, the
+    smallest stays. Once it runs, the job grows by blocks, which can leave again."""
     most = max(gpus, min(limits.gpus, default=0))
     return replace(limits, gpus=tuple(n for n in limits.gpus if n <= most))
 
@@ -257,7 +258,7 @@ def _nodes_at(view: JobView, room: Sequence[int], full: int) -> dict[int, int]:
 
 
 def _smaller(job: JobRules, limits: Limits) -> dict[int, dict[str, int]]:
-    """Return the GPUs that the job keeps on each node, for each size that it reaches if blocks only leave."""
+    """Return the GPUs that the job keeps on each node, for each size that it can reach by blocks that leave."""
     found: dict[int, dict[str, int]] = {}
     for gpus, staying in job.staying.items():
         left = [block for block in job.blocks if block.task in staying]
@@ -279,8 +280,8 @@ def _near_end_s(job: JobRules, view: JobView, round_: Round) -> float:
 
 def limits_of(elastic: Elastic, cluster: ClusterView, spec: Spec | None, history: JobHistory | None = None) -> Limits:
     """Return the job's limits: sizes and batches that its owner allows, and at which its script and strategy can train.
-    If its batch follows a rule of the optimizer, it does not grow before the job has measured its gradient noise
-    scale."""
+    If the learning rate follows the batch by a rule (`Spec.rule`), the batch does not grow before the job has measured
+    its gradient noise scale."""
     batch = history.batch if history is not None else None
     low, high = elastic.gpu_range
     rules = size_rules(spec, cluster.gpus_per_node)
@@ -353,8 +354,8 @@ def _view(
 def with_sizes(
     cluster: ClusterView, jobs: Sequence[JobView], sizes: Mapping[int, int], caps: Sequence[Cap]
 ) -> Sequence[JobView]:
-    """Return the jobs as the policy gets them. `sizes` are the GPUs that owners set by hand (`size=8` in a comment), by
-    job id.
+    """Return the jobs as the policy gets them, with the GPUs that owners set by hand (`size=8` in a comment). `sizes`
+    has these numbers by job id.
 
     The policy does not decide about such a job. It gets its size, within the site's limits and on one kind of GPU, as
     soon as enough GPUs are free, and keeps it. A running job is shown as fixed: with its new GPUs if it gets them now,
