@@ -1,10 +1,10 @@
-"""Test suites for policies and Slurm clients that others write. One line of pytest runs a suite.
+"""Test suites for your own policies and Slurm clients. One line in a test file adds a whole suite to pytest.
 
     from slurm_ones.testing import policy_contract
 
     TestMine = policy_contract(MyPolicy)
 
-`client_contract` takes a cluster for tests, a `slurm_ones.testing.site.Site`.
+`client_contract` likewise takes a subclass of `slurm_ones.testing.site.Site`, which describes a cluster for tests.
 
 The suites need pytest and hypothesis: `pip install slurm-ones[testing]`.
 """

@@ -5,8 +5,8 @@ refusals.
 
     TestMine = client_contract(MySite)
 
-`MySite` is a `slurm_ones.testing.site.Site`, a cluster for tests. Nothing is tested for which an admin must change the
-cluster, such as drained nodes or reservations.
+`MySite` is a subclass of `slurm_ones.testing.site.Site`, a cluster for tests. Drained nodes, reservations and all else
+that only an admin can set up are not tested.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ TASK_COUNTS = [("--nodes=1", "--ntasks-per-node=1"), ("--nodes=2", "--ntasks=8",
 
 
 class ReshapeContract:
-    """Tests of reshapes. Each takes a fixture `site`."""
+    """Tests of `reshape`, which changes a pending job's nodes and GPUs per node. Each test uses the fixture `site`."""
 
     @both
     def test_up_and_down_across_nodes(self, site: Site, user: str) -> None:
-        """A job goes from 1 GPU to 8 GPUs on 2 nodes to 2 GPUs on 1 node, and runs at each size."""
+        """A job of 1 GPU is reshaped to 8 GPUs on 2 nodes, then to 2 GPUs on 1 node, and runs at each shape."""
         client = site.as_(user)
         job_id = site.requeued(*ELASTIC)
         for wanted, requeue in ((Shape(2, 4), True), (Shape(1, 2), False)):
@@ -48,7 +48,8 @@ class ReshapeContract:
         assert site.owner.job(job_id).restart == 2
 
     def test_few_switches_are_a_wish(self, site: Site) -> None:
-        """A preference for few switches is shown and can be withdrawn. A job that prefers one starts at once."""
+        """A preference for few leaf switches is shown in `details` and can be changed. It does not prevent the job's
+        start."""
         job_id = site.held(*ELASTIC)
         for most in (2, 0, 1):
             site.owner.few_switches(job_id, most)
@@ -62,7 +63,8 @@ class ReshapeContract:
 
     @both
     def test_it_waits_in_another_queue(self, site: Site, user: str) -> None:
-        """One update changes shape, partition and time limit. The partition can be changed back."""
+        """One call of `reshape` changes shape, partition and time limit. A second call moves the job back to its
+        partition."""
         job_id = site.held("--nodes=1", "--time=30")
         client = site.as_(user)
         client.reshape(job_id, Shape(2, 1), queue=Queue("whole", time_limit_s=600.0))
@@ -74,7 +76,7 @@ class ReshapeContract:
 
     @pytest.mark.parametrize("queue", [Queue("nowhere"), Queue("whole", qos="nothing")])
     def test_a_queue_that_is_not_there_is_refused(self, site: Site, queue: Queue) -> None:
-        """A reshape into an unknown queue has no effect, whatever Slurm answers."""
+        """A reshape into an unknown partition or QOS is refused and changes nothing."""
         job_id = site.held("--nodes=1")
         before = site.owner.job(job_id)
         with pytest.raises(NotResizable):
@@ -82,7 +84,8 @@ class ReshapeContract:
         assert site.owner.job(job_id) == before
 
     def test_several_times_while_held(self, site: Site) -> None:
-        """A held job can be reshaped several times. Slurm has the newest shape; 22.05 still shows the last nodes."""
+        """A held job can be reshaped several times, and each new shape is read back. (22.05 still shows the last run's
+        nodes.)"""
         job_id = site.requeued("--nodes=2", "--gres=gpu:1")
         for wanted in (Shape(4, 4), Shape(3, 1), Shape(1, 4), Shape(2, 1)):
             site.owner.reshape(job_id, wanted)
@@ -91,7 +94,8 @@ class ReshapeContract:
 
     @both
     def test_fewer_gpus_come_with_fewer_cpus(self, site: Site, user: str) -> None:
-        """A job with fewer GPUs gets fewer CPUs. By itself, Slurm 22.05 would keep the last run's number."""
+        """A job with fewer GPUs gets fewer CPUs. By itself, Slurm 22.05 would keep the number of CPUs of the last
+        run."""
         job_id = site.requeued("--nodes=1", "--gres=gpu:4", "--cpus-per-gpu=4")
         site.as_(user).reshape(job_id, Shape(1, 1))
         site.owner.release(job_id)
@@ -99,7 +103,8 @@ class ReshapeContract:
         assert (shape(job), job.cpus) == (Shape(1, 1), 4)
 
     def test_more_gpus_come_with_more_cpus(self, site: Site) -> None:
-        """Each GPU gets the CPUs requested for it. By itself, 22.05 would give all GPUs of a node those of one."""
+        """A job with `--cpus-per-gpu` gets these CPUs for each GPU. By itself, 22.05 would give a node the CPUs of one
+        GPU."""
         job_id = site.requeued("--nodes=1", "--gres=gpu:1", "--cpus-per-gpu=2")
         site.owner.reshape(job_id, Shape(2, 4))
         site.owner.release(job_id)
@@ -124,13 +129,14 @@ class ReshapeContract:
         assert (job.nodes, len(job.node_list)) == (1, 1)
 
     def test_the_shape_it_has(self, site: Site) -> None:
-        """A reshape to the present shape changes nothing. So it can be repeated after a crash."""
+        """A reshape to the present shape changes nothing, so a companion can repeat it after a crash."""
         job_id = site.held(*ELASTIC)
         site.owner.reshape(job_id, Shape(1, 1))
         assert shape(site.owner.job(job_id)) == Shape(1, 1)
 
     def test_a_running_job_is_refused(self, site: Site) -> None:
-        """A running job is not reshaped: Slurm would shrink it, and kill its processes on nodes that it loses."""
+        """A reshape of a running job is refused. Slurm would shrink the job, and kill its processes on nodes that it
+        loses."""
         job_id = site.running("--nodes=2", "--gres=gpu:1")
         for user in (OWNER, OPERATOR):
             with pytest.raises(NotResizable, match="RUNNING"):
@@ -141,7 +147,8 @@ class ReshapeContract:
     @pytest.mark.parametrize("counts", TASK_COUNTS)
     @both
     def test_a_job_with_task_counts_is_refused(self, site: Site, user: str, counts: tuple[str, ...]) -> None:
-        """A job with task counts is not reshaped. Slurm 22.05 would accept it, and end it in BadConstraints."""
+        """A reshape of a job with `--ntasks-per-node` is refused. Slurm 22.05 would accept it, and then never start the
+        job."""
         job_id = site.held(*counts, "--gres=gpu:4", "--cpus-per-gpu=1")
         before = site.owner.job(job_id)
         with pytest.raises(NotResizable, match="task counts"):
@@ -149,8 +156,8 @@ class ReshapeContract:
         assert site.owner.job(job_id) == before
 
     def test_task_counts_in_the_script_alone(self, site: Site) -> None:
-        """Slurm 22.05 does not show `#SBATCH --ntasks=1` in a script, and adapts the count to the nodes. Slurm 26.05
-        keeps the count, so the reshape is refused."""
+        """A job whose script has `#SBATCH --ntasks=1` keeps one task in Slurm 26.05, so its reshape is refused. Slurm
+        22.05 does not show this option, and adapts the number of tasks to the nodes."""
         text = "#!/bin/bash\n#SBATCH --nodes=1 --ntasks=1\n#SBATCH --gres=gpu:1\nsleep 300\n"
         job_id = site.held(text=text)
         if site.is_old:
@@ -162,7 +169,7 @@ class ReshapeContract:
         assert shape(site.owner.job(job_id)) == Shape(1, 1)
 
     def test_a_job_that_asks_for_gpus_per_job_is_refused(self, site: Site) -> None:
-        """A reshape of a job with `--gpus` to GPUs per node is refused."""
+        """A reshape of a job that was submitted with `--gpus` is refused."""
         job_id = site.held("--nodes=1", "--gpus=2")
         with pytest.raises(NotResizable, match="--gpus"):
             site.owner.reshape(job_id, Shape(2, 2))
@@ -194,7 +201,10 @@ JOB_CHANGING: Mapping[str, Call] = {
 
 
 def client_contract(make: Callable[[], Site] | None = None) -> type:
-    """Return a pytest class with every client's tests. `make` makes its site; without it, a fixture `site` must."""
+    """Return a pytest class with the tests of every client. `make` makes the site of its fixture `site`.
+
+    Without `make`, the caller's tests must define the fixture `site`.
+    """
     if make is None:
         return type("ClientTests", (ClientContract,), {})
     made_by = make
@@ -209,7 +219,7 @@ def client_contract(make: Callable[[], Site] | None = None) -> type:
 
         @pytest.fixture
         def site(self, whole_site: Site) -> Iterator[Site]:
-            """Site for one test. The test's jobs end with it."""
+            """Site for one test. Its jobs are cancelled after the test."""
             yield whole_site
             whole_site.clear()
 
@@ -217,7 +227,7 @@ def client_contract(make: Callable[[], Site] | None = None) -> type:
 
 
 class ReadingContract:
-    """Tests of what clients read."""
+    """Tests of a client's reading methods."""
 
     def test_a_snapshot_shows_jobs_and_the_gpus_they_use(self, site: Site) -> None:
         """A snapshot has the nodes and GPUs of each job, and the used GPUs of each node."""
@@ -237,13 +247,13 @@ class ReadingContract:
         assert (waiting.nodes, waiting.max_nodes, waiting.node_list, waiting.start_time) == (1, 2, (), 0.0)
 
     def test_gpus_of_jobs_in_every_form_are_used(self, site: Site) -> None:
-        """GPUs requested by `--gpus` count as used too, although the request names no number per node."""
+        """GPUs requested by `--gpus` count as used too, although such a job has no number of GPUs per node."""
         job = site.owner.job(site.running("--gpus=3", "--nodes=1"))
         assert job.gpus_per_node == 0
         assert site.owner.snapshot().nodes[job.node_list[0]].gpus_used == 3
 
     def test_partitions(self, site: Site) -> None:
-        """A partition without GRES allocates whole nodes. The default partition is marked."""
+        """A partition whose nodes have no GRES is marked as one of whole nodes. The default partition is marked too."""
         partitions = site.owner.snapshot().partitions
         gpu, whole = partitions["gpu"], partitions["whole"]
         assert (gpu.whole_nodes, gpu.default, gpu.up, gpu.max_time_s) == (False, True, True, 86400.0)
@@ -252,7 +262,8 @@ class ReadingContract:
         assert whole.node_names == ("w1", "w2", "w3", "w4")
 
     def test_a_job_on_whole_nodes_leaves_nothing_of_them_idle(self, site: Site) -> None:
-        """Slurm counts no GPUs on whole nodes. Only their idle flag shows if they are free."""
+        """Nodes that a job holds whole are not idle. Slurm counts no GPUs on them, so only `idle` shows if they are
+        free."""
         job = site.owner.job(site.running("--partition=whole", "--nodes=2"))
         nodes = site.owner.snapshot().nodes
         assert {name for name in nodes if name.startswith("w") and not nodes[name].idle} == set(job.node_list)
@@ -271,7 +282,7 @@ class ReadingContract:
         assert (job.batch, job.requeue, job.array, job.restart) == (True, True, False, 0)
 
     def test_what_users_write_cannot_pass_for_a_field(self, site: Site) -> None:
-        """A name or comment that looks like Slurm's output changes no parsed field."""
+        """A job name or comment that looks like Slurm's output is not parsed as output."""
         name = "x NodeName=n1 State=DOWN\nReservationName=r"
         job_id = site.held("--nodes=1", f"--job-name={name}", "--comment=JobId=1 Restarts=9\x1b[31m")
         seen = site.owner.snapshot()
@@ -282,7 +293,7 @@ class ReadingContract:
         assert all(node.usable for node in seen.nodes.values())
 
     def test_how_a_job_ended(self, site: Site) -> None:
-        """Exit codes are those of the scripts, however a release of Slurm writes them."""
+        """A job's exit code is that of its script, in every release of Slurm."""
         ids = {site.submit("--nodes=1", text=f"#!/bin/bash\n{text}\n"): text for text in ENDS}
         for job_id, text in ids.items():
             job = site.wait(job_id, lambda job: job.ended, "ended")
@@ -290,18 +301,19 @@ class ReadingContract:
             assert job.end_time >= job.start_time > 0
 
     def test_task_counts_are_shown(self, site: Site) -> None:
-        """Task counts are found. A job with them cannot be resized, and must not be drained."""
+        """`--ntasks` and `--ntasks-per-node` are detected. A job with them cannot be resized, and must not be
+        drained."""
         for options in (["--ntasks=4"], ["--ntasks-per-node=1"], ["--nodes=2", "--ntasks-per-node=2"]):
             assert site.owner.job(site.held(*options)).task_counts, options
 
     def test_task_counts_in_the_script_are_shown(self, site: Site) -> None:
-        """Task counts are found in the script too, not only on the command line."""
+        """`#SBATCH --ntasks` in a script is detected too."""
         text = SCRIPT.format("--ntasks=4")
         assert site.owner.job(site.held(text=text)).task_counts
         assert not site.owner.job(site.held("--nodes=2", "--gres=gpu:1")).task_counts
 
     def test_details_are_those_of_each_job(self, site: Site) -> None:
-        """`details` of several jobs are the same as each job's own. Unknown jobs are left out."""
+        """`details` of several jobs agrees with `job` of each. Unknown jobs are left out."""
         ids = {site.held("--nodes=1", "--gres=gpu:1"), site.held("--nodes=2", "--gres=gpu:2")}
         found = site.owner.details([*ids, 999_999])
         assert found.keys() == ids
@@ -310,7 +322,7 @@ class ReadingContract:
         assert site.owner.details([]) == site.owner.details([999_999]) == {}
 
     def test_it_is_shown_when_slurm_considered_a_job(self, site: Site) -> None:
-        """`details` of a job that started show when Slurm last considered it: not before its release."""
+        """`details` of a job that started shows when Slurm last considered it, which is not before its start."""
         job_id = site.held("--nodes=1", "--gres=gpu:1")
         before = site.owner.details([job_id])[job_id].considered
         site.owner.release(job_id)
@@ -319,7 +331,7 @@ class ReadingContract:
 
 
 class ChangingContract:
-    """Tests of changes by clients: submit, requeue with a hold, hold, release, defer."""
+    """Tests of a client's changes: submit, requeue with a hold, hold, release, defer."""
 
     def test_submit_takes_options_and_a_directory(self, site: Site) -> None:
         """A submitted job has sbatch's options and runs in the given directory."""
@@ -335,7 +347,8 @@ class ChangingContract:
 
     @both
     def test_a_requeued_job_is_held_for_its_owner(self, site: Site, user: str) -> None:
-        """A requeued job keeps its id and counts a restart. Its owner can release it, also if another requeued it."""
+        """A requeued job keeps its id, counts one restart and is held. Its owner can release it, even if an operator
+        requeued it."""
         job_id = site.running("--nodes=1", "--gres=gpu:1")
         first = site.owner.job(job_id)
         site.as_(user).requeue_hold(job_id)
@@ -351,8 +364,7 @@ class ChangingContract:
         assert again.start_time >= first.start_time
 
     def test_a_requeued_job_is_seen_until_its_processes_are_gone(self, site: Site) -> None:
-        """A requeued job is shown as completing until the last run's processes have ended. Slurm 22.05's JSON shows
-        only that, not the state."""
+        """A requeued job is shown as completing until the last run's processes have ended."""
         stubborn = "#!/bin/bash\ntrap 'sleep 3; exit' TERM\nwhile :; do sleep 0.1; done\n"
         job_id = site.running("--nodes=1", "--gres=gpu:4", text=stubborn)
         restart = 0
@@ -392,7 +404,7 @@ class ChangingContract:
 
     @both
     def test_start_now_skips_the_delay(self, site: Site, user: str) -> None:
-        """A released job waits for its begin time, but not with `start_now`."""
+        """A released job waits for its begin time. With `start_now` it starts at once."""
         job_id = site.held("--nodes=1", "--begin=now+1hour")
         site.as_(user).release(job_id, start_now=False)
         job = site.owner.job(job_id)
@@ -402,7 +414,7 @@ class ChangingContract:
         site.wait(job_id, lambda job: job.running, "RUNNING")
 
     def test_a_snapshot_is_of_this_moment(self, site: Site) -> None:
-        """A snapshot is not cached. It shows a change that was just made."""
+        """A snapshot is not cached: it shows a change that was made just before."""
         job_id = site.held("--nodes=1")
         before = site.now()
         site.owner.release(job_id)
@@ -412,7 +424,8 @@ class ChangingContract:
 
     @both
     def test_a_deferred_job_waits_for_its_time_though_there_is_room(self, site: Site, user: str) -> None:
-        """A deferred job is not held. It shows its start to the second, and starts then; at once if that is past."""
+        """A deferred job is not held, and shows its earliest start in whole seconds. It starts then, or at once if that
+        is past."""
         job_id = site.held("--nodes=1", "--gres=gpu:1")
         assert site.owner.job(job_id).eligible_time == 0
         later = site.now() + 1000.5
@@ -472,7 +485,7 @@ class RefusalContract:
             assert site.owner.job(job_id) == before, name
 
     def test_a_stranger_changes_nothing_of_a_running_job(self, site: Site) -> None:
-        """Bob's companion cannot change Alice's running job. Slurm lets nobody reshape it."""
+        """Bob's companion cannot change Alice's running job. A reshape is refused as it would be for Alice."""
         job_id = site.running("--nodes=1", "--gres=gpu:1")
         before = site.owner.job(job_id)
         for name, call in JOB_CHANGING.items():
@@ -489,7 +502,7 @@ class RefusalContract:
             site.owner.job(999_999)
 
     def test_a_wrong_signal_is_a_plain_error(self, site: Site) -> None:
-        """An error that has no class of its own still has Slurm's message."""
+        """An unknown signal raises `Refused` with Slurm's message."""
         with pytest.raises(Refused, match="FOO") as wrong:
             site.owner.signal(site.held("--nodes=1"), "FOO")
         assert type(wrong.value) is Refused

@@ -31,12 +31,12 @@ from slurm_ones.testing.rounds import Power, Round, cluster, job, rounds
 
 
 def check(view: ClusterView, jobs: Sequence[JobView], schedule: Schedule) -> None:
-    """Raise AssertionError if the schedule breaks a rule of `Policy`."""
+    """Raise AssertionError if the schedule breaks a rule of `Policy` (`slurm_ones.policy.contract`)."""
     by_id = {j.job_id: j for j in jobs}
     assert schedule.allocations.keys() <= by_id.keys(), "a schedule names a job that does not exist"
     assert schedule.parked <= by_id.keys(), "a schedule parks a job that does not exist"
-    assert not schedule.parked & schedule.allocations.keys(), "a job both runs and does not"
-    assert schedule.reasons.keys() == by_id.keys(), "each job has a reason"
+    assert not schedule.parked & schedule.allocations.keys(), "a job is both allocated and parked"
+    assert schedule.reasons.keys() == by_id.keys(), "the reasons are not those of all jobs"
     for job_id, promise in schedule.promises.items():
         assert job_id in by_id and by_id[job_id].deadline is not None, "a promise needs a deadline"
         assert not by_id[job_id].promised, f"job {job_id}: a promise is given once, and not taken back"
@@ -50,7 +50,7 @@ def check(view: ClusterView, jobs: Sequence[JobView], schedule: Schedule) -> Non
                 f"running job {j.job_id} is neither allocated nor parked"
             )
         if j.fixed:
-            assert schedule.reasons[j.job_id] == j.fixed, "the reason of a fixed job is what fixes it"
+            assert schedule.reasons[j.job_id] == j.fixed, "the reason of a fixed job must be `JobView.fixed`"
             assert (got.shape, got.batch) == (j.shape, j.batch) if got and j.shape else got is None
             assert j.shape is None or j.job_id not in schedule.parked, f"fixed job {j.job_id} was parked"
         if got is None:
@@ -61,7 +61,7 @@ def check(view: ClusterView, jobs: Sequence[JobView], schedule: Schedule) -> Non
             assert got.batch % j.limits.quantum == 0 or j.limits.batch_fixed
             rule = j.limits.at(got.shape.gpus)
             assert rule.replicas <= got.batch <= rule.most, f"job {j.job_id}'s strategy cannot take batch {got.batch}"
-            assert got.batch % rule.quantum == 0, f"job {j.job_id}: batch {got.batch} is no multiple"
+            assert got.batch % rule.quantum == 0, f"job {j.job_id}: batch {got.batch} is no multiple of its quantum"
         if unchanged(view, j, got):
             continue
         assert not got.kind or j.accepts(got.kind), f"job {j.job_id} cannot use GPUs of kind {got.kind}"
@@ -70,15 +70,15 @@ def check(view: ClusterView, jobs: Sequence[JobView], schedule: Schedule) -> Non
         if j.limits.rules:
             assert gpus in {rule.gpus for rule in j.limits.rules}, f"job {j.job_id}'s strategy cannot take {gpus} GPUs"
             together = j.limits.at(gpus).together
-            assert got.shape.nodes == 1 or got.shape.gpus_per_node % together == 0, "ranks of a group are parted"
-        assert got.shape.nodes == 1 or got.shape.gpus_per_node == per_node, "several nodes must be whole"
+            assert got.shape.nodes == 1 or got.shape.gpus_per_node % together == 0, "a group of ranks is split"
+        assert got.shape.nodes == 1 or got.shape.gpus_per_node == per_node, "several nodes must be whole nodes"
         assert got.shape.gpus_per_node <= per_node or not view.uniform, "no node has that many GPUs"
-        assert got.shape.gpus_per_node == per_node or not view.whole_nodes, "nodes must be whole here"
+        assert got.shape.gpus_per_node == per_node or not view.whole_nodes, "this cluster allocates whole nodes only"
     assert placeable(view, jobs, schedule), f"not placeable: {schedule.allocations}"
 
 
 def unchanged(view: ClusterView, j: JobView, got: Allocation) -> bool:
-    """Return True if the job keeps its shape. If shapes are not uniform, the same number of GPUs suffices."""
+    """Return True if the job keeps its shape, or its number of GPUs on a cluster that allows uneven shapes."""
     if got.kind and j.shape is not None and view.kinds_held(j) != (got.kind,):
         return False
     if view.uniform or j.shape is None:
@@ -87,7 +87,8 @@ def unchanged(view: ClusterView, j: JobView, got: Allocation) -> bool:
 
 
 def placeable(view: ClusterView, jobs: Sequence[JobView], schedule: Schedule) -> bool:
-    """Return True if the schedule fits on the nodes while unchanged jobs stay in place. All placements are tried."""
+    """Return True if the schedule fits on the nodes. Jobs of unchanged shape stay in place; all placements of others
+    are tried."""
     free = {node.name: node.gpus for node in view.nodes}
     moving: list[Shape] = []
     of_kind: dict[str, list[Shape]] = {}
@@ -101,7 +102,7 @@ def placeable(view: ClusterView, jobs: Sequence[JobView], schedule: Schedule) ->
         elif got is not None:
             moving.append(got.shape)
     assert min(free.values(), default=0) >= 0
-    assert not (moving and of_kind), "all allocations that change name a kind, or none does"
+    assert not (moving and of_kind), "either all changed allocations name a kind of GPU, or none"
     if not of_kind:
         return _have_room(view, free, moving)
     each = {kind: {node.name: free[node.name] for node in view.of_kind(kind).nodes} for kind in of_kind}
@@ -136,7 +137,7 @@ def _fits(room: tuple[int, ...], parts: tuple[int, ...]) -> bool:
 
 
 def seeded(seed: int = 0) -> np.random.Generator:
-    """Return a random generator for one decision."""
+    """Return a random generator from a seed."""
     return np.random.default_rng(seed)
 
 
@@ -147,7 +148,7 @@ ABSURD = (0.0, -1.0, math.nan, math.inf, 1e300, 1e-300)
 def policy_contract(make: Callable[[], Policy], *, starts_what_fits: bool = True) -> type:
     """Return a pytest class with the tests of every policy. `make` returns a new policy.
 
-    The number of random rounds is that of hypothesis' profile. Set `starts_what_fits=False` for a policy that may let
+    The profile of hypothesis sets the number of random examples. Set `starts_what_fits=False` for a policy that may let
     jobs wait although GPUs are free.
     """
     unhurried = [HealthCheck.too_slow]
@@ -158,8 +159,8 @@ def policy_contract(make: Callable[[], Policy], *, starts_what_fits: bool = True
             st.lists(rounds(), min_size=1, max_size=2), st.integers(0, 3), st.sampled_from([0.0, 60.0, 3600.0, -60.0])
         )
         def test_schedules_can_be_had(self, history: list[Round], seed: int, later: float) -> None:
-            """No schedule breaks a limit, a shape, a fixed job or a running job, or needs more nodes than there are.
-            This holds after earlier rounds too."""
+            """No schedule breaks a limit or changes a fixed job, and each fits on the nodes. This also holds for a
+            policy that has decided before."""
             policy, rng = make(), seeded(seed)
             for number, (view, jobs) in enumerate(history):
                 check(view, jobs, policy.decide(view, jobs, number * later, rng))
@@ -167,7 +168,7 @@ def policy_contract(make: Callable[[], Policy], *, starts_what_fits: bool = True
         @settings(deadline=None, suppress_health_check=unhurried)
         @given(rounds(), st.integers(0, 9))
         def test_equal_seeds_give_equal_schedules(self, drawn: Round, seed: int) -> None:
-            """Equal inputs and seeds give equal allocations, reasons and scores. So decisions can be replayed."""
+            """Equal inputs and seeds give equal schedules, reasons included, so decisions can be replayed."""
             view, jobs = drawn
             found = []
             for _ in range(2):
@@ -186,7 +187,8 @@ def policy_contract(make: Callable[[], Policy], *, starts_what_fits: bool = True
 
         @pytest.mark.parametrize("figure", ABSURD)
         def test_absurd_figures_never_crash(self, figure: float) -> None:
-            """Absurd numbers from one job cause no error, and other jobs still get a schedule."""
+            """Absurd numbers reported by one job cause no error. A waiting job still starts if the policy starts what
+            fits."""
             view = cluster(2)
             absurd = job(
                 1,
@@ -204,8 +206,8 @@ def policy_contract(make: Callable[[], Policy], *, starts_what_fits: bool = True
                 assert 3 in schedule.allocations or not starts_what_fits
 
         def test_jobs_on_nodes_that_are_gone_stay_as_they_are(self) -> None:
-            """A job on a drained node keeps its shape, and so does a job whose data from Slurm contradict each other.
-            Other jobs are not affected."""
+            """A job on a node that is missing from the view keeps its shape. So does a job whose nodes, GPUs and shape
+            contradict each other. A waiting job can still start."""
             view = replace(cluster(2), nodes=(NodeView("n1", 4), NodeView("n2", 1)))
             elsewhere, oversized = job(1, {"n9": 4}, epochs=5), job(2, {"n2": 4}, epochs=5)
             unsaid = replace(job(3, {"n1": 1}, epochs=5), nodes={})
@@ -216,7 +218,7 @@ def policy_contract(make: Callable[[], Policy], *, starts_what_fits: bool = True
             assert 4 in schedule.allocations or not starts_what_fits
 
         def test_inputs_are_left_as_they_are(self) -> None:
-            """A policy does not change its inputs, because another policy may be given the same."""
+            """A policy does not change its inputs, since the caller may pass them to another policy."""
             view, jobs = cluster(2), [job(1, {"n1": 4}, epochs=4), job(2), job(3)]
             before = repr((view, jobs))
             make().decide(view, jobs, 0.0, seeded())

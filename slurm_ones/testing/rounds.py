@@ -1,4 +1,4 @@
-"""Made-up clusters and jobs, as policies see them: simple ones, and random ones for hypothesis."""
+"""Made-up clusters and jobs, in the form in which a policy gets them: simple ones, and random ones for hypothesis."""
 
 from __future__ import annotations
 
@@ -29,14 +29,15 @@ HELD = Reason("held")
 
 @dataclass(frozen=True)
 class Power:
-    """Throughput: `per_gpu` × n^`exponent` samples/s on n GPUs, × `across` on several nodes; or `table`'s."""
+    """Throughput of `per_gpu` × n^`exponent` samples/s on n GPUs, times `across` on several nodes. `table` overrides it
+    for some numbers of GPUs."""
 
     per_gpu: float = 100.0
     exponent: float = 0.9
     table: Mapping[int, float] = field(default_factory=dict)
     across: float = 1.0
     doubt: float = 0.0
-    """Standard deviation of the throughput, divided by the throughput."""
+    """Relative standard deviation of the throughput."""
 
     def throughput(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
         flat = zip(np.ravel(nodes).tolist(), np.ravel(gpus).tolist(), strict=True)
@@ -55,7 +56,8 @@ class Power:
 def cluster(
     nodes: int = 4, gpus: int = 4, *, whole: bool = False, free: Sequence[int] = (), uniform: bool = True
 ) -> ClusterView:
-    """Return a cluster of nodes n1, n2, … with `gpus` GPUs each, or what rigid jobs leave of them (`free`)."""
+    """Return a cluster of nodes n1, n2, … with `gpus` GPUs each. `free` has the GPUs that rigid jobs leave free on the
+    first nodes."""
     views = [NodeView(f"n{i + 1}", free[i] if i < len(free) else gpus) for i in range(nodes)]
     return ClusterView(tuple(views), whole, gpus, uniform)
 
@@ -69,7 +71,8 @@ def job(
     gpus: tuple[int, ...] = (1, 2, 4, 8, 16),
     **values: object,
 ) -> JobView:
-    """Return a job on `nodes` (or waiting), with `epochs` epochs of 1000 samples done, and `to_come` expected."""
+    """Return a job that holds the GPUs `nodes`, or waits if there are none. It has done `epochs` epochs of 1000
+    samples, and `to_come` epochs are expected to remain."""
     held = dict(nodes or {})
     made = JobView(
         job_id=job_id,
@@ -112,8 +115,8 @@ across = st.sampled_from([1.0, 0.6])
 def rounds(draw: st.DrawFn, max_jobs: int = 9, uniform: bool | None = None) -> Round:
     """Draw a cluster of at most 4 nodes, with rigid jobs on some GPUs and elastic jobs in any state.
 
-    Some clusters allocate whole nodes only. All nodes give a job equally many GPUs if `uniform` is True; None chooses
-    at random. Measurements, losses and forecasts may be absurd.
+    Some clusters allocate whole nodes only. With `uniform`, each node of a job gives it equally many GPUs; None draws
+    this at random. Throughputs, losses and predictions may be absurd.
     """
     if uniform is None:
         uniform = draw(st.booleans())
@@ -174,7 +177,8 @@ def rounds(draw: st.DrawFn, max_jobs: int = 9, uniform: bool | None = None) -> R
 
 @st.composite
 def strategies(draw: st.DrawFn, view: ClusterView) -> tuple[SizeRule, ...]:
-    """Draw a training strategy's rules: GPUs, replicas, limits of the batch, and groups that share a node."""
+    """Draw a training strategy's rule for each size: replicas, limits of the batch, and the GPUs of a group that shares
+    a node."""
     size = draw(st.sampled_from([1, 2, 3, 4, 8]))
     rules = []
     for gpus in sorted(draw(st.sets(st.integers(1, max(view.gpus, 1)), max_size=6))):
@@ -186,7 +190,7 @@ def strategies(draw: st.DrawFn, view: ClusterView) -> tuple[SizeRule, ...]:
 
 
 def with_strategy(view: ClusterView, limits: Limits, rules: tuple[SizeRule, ...]) -> Limits:
-    """Return a job's limits with the rules of a training strategy added, as the companion does."""
+    """Return a job's limits with the rules of a training strategy added, as the companion adds them."""
     if not rules:
         return limits
     low, high = min(limits.gpus, default=1), max(limits.gpus, default=0)

@@ -1,4 +1,4 @@
-"""Cluster on which Slurm clients are tested. Jobs that a test submits end with the test."""
+"""Cluster for tests of Slurm clients. Jobs that a test submits are cancelled after the test."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ CHANGING: Mapping[str, Call] = {
     "release later": lambda client, job: client.release(job, start_now=False),
     "signal": lambda client, job: client.signal(job, "KILL"),
 }
-"""Changes of a job or task, by name. Each is a function of a client and the job's key."""
+"""Changes of a job or task, by name. Each is a function that takes a client and the job's key."""
 
 
 def shape(job: SlurmJob) -> Shape:
@@ -44,7 +44,8 @@ def shape(job: SlurmJob) -> Shape:
 
 
 def until(holds: Callable[[], bool], what: str) -> None:
-    """Check again and again until `holds()` is true. Raises AssertionError with `what` after `WAIT_S` seconds."""
+    """Check every 50 ms until `holds()` is true. After `WAIT_S` seconds, raise AssertionError with `what`, the state
+    waited for."""
     deadline = time.monotonic() + WAIT_S
     while not holds():
         assert time.monotonic() < deadline, f"not within {WAIT_S:.0f} s: {what}"
@@ -52,22 +53,22 @@ def until(holds: Callable[[], bool], what: str) -> None:
 
 
 class Site(ABC):
-    """Cluster for tests, and clients for it.
+    """Cluster for tests, and its clients. Subclass it for a cluster of your own.
 
-    It has two partitions and no other jobs. `gpu` is the default; its nodes n1 to n4 have 4 GPUs each (GRES), and its
-    time limit is one day. `whole` has nodes w1 to w4 without GRES, which are allocated whole. If its time is simulated,
-    override `until`, `now` and `pass_time`.
+    The cluster must have two partitions and no other jobs. Partition `gpu` is the default: nodes n1 to n4 with 4 GPUs
+    each (GRES), and a time limit of one day. Partition `whole` has nodes w1 to w4 without GRES, which are allocated
+    whole. For a cluster in simulated time, override `until`, `now` and `pass_time`.
     """
 
     is_old = False
-    """True for Slurm 22.05, which does not show task counts in a script."""
+    """True for Slurm 22.05, which does not show `#SBATCH --ntasks=1` in a script."""
 
     def __init__(self) -> None:
         self._jobs: list[int] = []
 
     @abstractmethod
     def as_(self, user: str) -> SlurmClient:
-        """Return the client of `OWNER`, `STRANGER` or `OPERATOR`."""
+        """Return the client of a user: `OWNER`, `STRANGER` or `OPERATOR`."""
 
     @abstractmethod
     def script(self, text: str) -> Path:
@@ -79,7 +80,7 @@ class Site(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Close the clients, and stop the cluster if the tests have started it."""
+        """Close the clients, and stop the cluster if this site has started it."""
 
     @property
     def directory(self) -> Path:
@@ -87,7 +88,8 @@ class Site(ABC):
         return Path("/scratch")
 
     def until(self, holds: Callable[[], bool], what: str) -> None:
-        """Wait until `holds()` is true. Raises AssertionError with `what` after `WAIT_S` seconds."""
+        """Wait until `holds()` is true. After `WAIT_S` seconds, raise AssertionError with `what`, the state waited
+        for."""
         until(holds, what)
 
     def now(self) -> float:
@@ -104,42 +106,44 @@ class Site(ABC):
         return self.as_(OWNER)
 
     def submit(self, *arguments: str, text: str = SLEEP, client: SlurmClient | None = None) -> int:
-        """Submit a job of the owner, or of `client`'s user, and return its id. It is cancelled after the test."""
+        """Submit a job as its owner, or as the user of `client`, and return its id. The job is cancelled after the
+        test."""
         options = ["--output=/dev/null", *arguments]
         return self.adopt((client or self.owner).submit(self.script(text), options, directory=self.directory))
 
     def adopt(self, job_id: int) -> int:
-        """Return this id. The job is cancelled after the test."""
+        """Have this job cancelled after the test, and return its id."""
         self._jobs.append(job_id)
         return job_id
 
     def running(self, *arguments: str, text: str = SLEEP) -> int:
-        """Submit a job of the owner, and return its id once it runs."""
+        """Submit a job, and return its id once it runs."""
         job_id = self.submit(*arguments, text=text)
         self.wait(job_id, lambda job: job.running, "RUNNING")
         return job_id
 
     def held(self, *arguments: str, text: str = SLEEP) -> int:
-        """Submit a job of the owner with a user hold, which has never run; return its id."""
+        """Submit a job with a user hold, and return its id. It has never run."""
         return self.submit("--hold", *arguments, text=text)
 
     def requeued(self, *arguments: str, text: str = SLEEP) -> int:
-        """Return the id of a job of the owner that has run, and was then requeued with a hold."""
+        """Submit a job, requeue it with a hold once it runs, and return its id."""
         job_id = self.running(*arguments, text=text)
         self.owner.requeue_hold(job_id)
         self.wait(job_id, lambda job: job.pending and not job.completing, "PENDING")
         return job_id
 
     def blocks(self, *arguments: str) -> int:
-        """Submit a job array of the owner, and return its id once task 0 runs. `finish` ends a task."""
+        """Submit a job array, and return its id once task 0 runs. Each task runs until `finish` is called for it."""
         array_id = self.submit(*arguments, text=UNTIL_FINISHED)
         self.wait(Task(array_id, 0), lambda job: job.running, "RUNNING")
         return array_id
 
     def started(self, job_id: JobKey) -> None:
-        """Wait until the script of a running job can receive its signal. Slurm shows the job as running shortly before.
+        """Wait until the script of a running job can receive a signal. Slurm shows a job as running shortly before its
+        script starts.
 
-        Override it if the cluster can show that the script is ready.
+        Override this if the cluster can show that the script has started.
         """
         self.pass_time(0.5)
 
@@ -150,7 +154,8 @@ class Site(ABC):
         return self.wait(job_id, lambda job: job.ended and not job.completing, "ended")
 
     def wait(self, job_id: JobKey, holds: Callable[[SlurmJob], bool], what: str) -> SlurmJob:
-        """Wait until `holds(job)` is true, and return the job."""
+        """Wait until `holds(job)` is true, and return the job. `what` is the state waited for, for the error
+        message."""
         client = self.owner
         self.until(lambda: holds(client.job(job_id)), f"job {job_id} {what}: {client.job(job_id)}")
         return client.job(job_id)

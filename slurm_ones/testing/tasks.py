@@ -1,4 +1,5 @@
-"""Tests that every client must pass for tasks of an array: tasks are held until needed, reshaped, and used again."""
+"""Tests that every client must pass for the tasks of a job array: they are held until needed, reshaped, and requeued
+after they ended."""
 
 from __future__ import annotations
 
@@ -14,18 +15,19 @@ from slurm_ones.testing.site import CHANGING, ELASTIC, STRANGER, UNTIL_FINISHED,
 
 BLOCKS = ("--array=0-5%1", *ELASTIC)
 APART = "1,2,4,7,11,16,22,29,37,46,56,67,79,92,106,121,137,154,172,191,211,232,254,277,301,326,352,379,407,436"
-"""Task numbers with unequal distances, which Slurm cannot abbreviate."""
+"""Task numbers at unequal distances, so that Slurm cannot write them as a range."""
 
 TASK_CHANGING: Mapping[str, Call] = {**CHANGING, "defer": lambda client, task: client.defer(task, 2e9)}
 
 
 def waiting(site: Site, array_id: int) -> dict[int, SlurmJob]:
-    """Return the pending tasks by number."""
+    """Return an array's pending tasks by task number."""
     return {job.array_tasks[0]: job for job in site.owner.tasks(array_id) if job.pending}
 
 
 def essence(site: Site, array_id: int) -> list[SlurmJob]:
-    """Return the tasks without fields that even a refused change alters, as Slurm splits the task's record."""
+    """Return an array's tasks for comparison, without the fields that change even if Slurm refuses a change. (Slurm
+    gives the task its own record first.)"""
     return [replace(job, job_id=0, reason="", priority=0) for job in site.owner.tasks(array_id)]
 
 
@@ -38,10 +40,10 @@ def gone(job: SlurmJob) -> bool:
 
 
 class TaskContract:
-    """Tests of array tasks. Each takes a fixture `site`."""
+    """Tests of array tasks. Each test uses the fixture `site`."""
 
     def test_each_task_is_a_job_of_its_own(self, site: Site) -> None:
-        """Each task is returned once, although Slurm has one record for all pending ones."""
+        """`tasks` returns each task as a job, although Slurm keeps all pending tasks in one record."""
         array_id = site.blocks(*BLOCKS)
         tasks = site.owner.tasks(array_id)
         assert [job.key for job in tasks] == [Task(array_id, task) for task in range(6)]
@@ -56,7 +58,8 @@ class TaskContract:
 
     @both
     def test_a_snapshot_has_each_task_once(self, site: Site, user: str) -> None:
-        """A snapshot has each task once: those that run, those waiting in one record, and one with its own shape."""
+        """A snapshot has each task once: the running task, the tasks that wait in one record, and the task that was
+        reshaped."""
         array_id = site.blocks(*BLOCKS)
         site.as_(user).hold_waiting(array_id)
         site.as_(user).reshape(Task(array_id, 3), Shape(2, 2))
@@ -70,14 +73,14 @@ class TaskContract:
         assert all(job.array for job in jobs)
 
     def test_no_task_of_a_long_list_is_left_out(self, site: Site) -> None:
-        """A long list of task numbers is complete. By default Slurm cuts it after 64 characters."""
+        """A long list of task numbers is read completely. By default Slurm cuts it after 64 characters."""
         array_id = site.held(f"--array={APART}%1", "--nodes=1")
         wanted = [int(task) for task in APART.split(",")]
         assert [job.array_tasks for job in site.owner.tasks(array_id)] == [(task,) for task in wanted]
         assert list(site.owner.snapshot().jobs[array_id].array_tasks) == wanted
 
     def test_a_job_that_is_no_array_has_no_tasks(self, site: Site) -> None:
-        """A job that is no array has no tasks. Only its own id names it."""
+        """A plain job has no tasks, and no task number names it."""
         job_id = site.held("--nodes=1")
         assert site.owner.tasks(job_id) == ()
         job = site.owner.job(job_id)
@@ -87,7 +90,7 @@ class TaskContract:
 
     @both
     def test_the_waiting_tasks_are_held_and_what_runs_is_not(self, site: Site, user: str) -> None:
-        """`hold_waiting` holds the pending tasks. The running task is not held, as it would be by the array's id.
+        """`hold_waiting` holds the pending tasks only. Slurm's own hold of the array would hold the running task too.
         Repeating the call changes nothing."""
         array_id = site.blocks(*BLOCKS)
         for _ in range(2):
@@ -98,14 +101,15 @@ class TaskContract:
             assert len(others) == 5
 
     def test_of_what_waits_the_named_tasks_alone_are_held(self, site: Site) -> None:
-        """`hold_waiting` with task numbers holds only these. The others stay pending, even if requeued."""
+        """`hold_waiting` with task numbers holds those tasks if they are pending, and no other task."""
         array_id = site.blocks(*BLOCKS)
         site.owner.hold_waiting(array_id, (0, 2, 3))
         assert [job.held for job in site.owner.tasks(array_id)] == [False, False, True, True, False, False]
 
     @both
     def test_blocks_come_and_go_beside_what_runs(self, site: Site, user: str) -> None:
-        """While task 0 runs, a block is held, reshaped and released; it completes, and runs again at a third shape."""
+        """While task 0 runs, another task is held, reshaped, released and completes. It then runs again at a third
+        shape."""
         client = site.as_(user)
         array_id = site.blocks(*BLOCKS)
         block = Task(array_id, 3)
@@ -136,7 +140,7 @@ class TaskContract:
         assert first.running and first.restart == 0
 
     def test_whole_nodes(self, site: Site) -> None:
-        """The shape of a block on whole nodes is its number of nodes, because Slurm does not count GPUs there."""
+        """The shape of a task on whole nodes is its number of nodes, because Slurm does not count GPUs there."""
         array_id = site.blocks("--array=0-2%1", "--nodes=1", "--partition=whole")
         block = Task(array_id, 1)
         site.owner.hold_waiting(array_id)
@@ -152,7 +156,7 @@ class TaskContract:
                 site.wait(block, lambda job: job.pending and not job.completing, "PENDING again")
 
     def test_a_throttle_keeps_the_others_waiting_until_it_is_raised(self, site: Site) -> None:
-        """A throttle given at submission keeps tasks pending without a hold, until it is raised."""
+        """A throttle given at submission (`%1`) keeps other tasks pending without a hold, until it is raised."""
         array_id = site.blocks(*BLOCKS)
         site.pass_time(2.5)  # two rounds of the scheduler
         assert waiting(site, array_id).keys() == {1, 2, 3, 4, 5}
@@ -162,7 +166,7 @@ class TaskContract:
 
     @both
     def test_a_throttle_changes_after_a_task_has_ended(self, site: Site, user: str) -> None:
-        """A throttle can be changed after a task has ended, although Slurm reports an error for that task."""
+        """A throttle can be changed after a task has ended, although Slurm then reports an error for that task."""
         array_id = site.blocks(*BLOCKS)
         site.owner.hold_waiting(array_id)
         site.finish(Task(array_id, 0))
@@ -171,7 +175,7 @@ class TaskContract:
             assert {job.throttle for job in waiting(site, array_id).values()} == {most}
 
     def test_a_block_that_runs_is_requeued_alone(self, site: Site) -> None:
-        """A requeue of one block leaves the others held. So no other task takes its place."""
+        """A requeue of the running task leaves the other tasks held, so none of them starts in its place."""
         array_id = site.blocks(*BLOCKS)
         block = Task(array_id, 0)
         site.owner.hold_waiting(array_id)
@@ -183,7 +187,7 @@ class TaskContract:
         assert site.wait(block, lambda job: job.running, "RUNNING again").restart == 1
 
     def test_a_task_is_deferred_alone(self, site: Site) -> None:
-        """A deferral changes the earliest start of one task, and of no other."""
+        """`defer` changes the earliest start of one task, and of no other."""
         array_id = site.held(*BLOCKS)
         later = float(int(site.now()) + 1000)
         site.owner.defer(Task(array_id, 2), later)
@@ -191,7 +195,8 @@ class TaskContract:
         assert times.pop(2) == later and set(times.values()) == {0.0}
 
     def test_only_what_ended_by_itself_is_used_again(self, site: Site) -> None:
-        """`reuse` refuses a running task, which it would kill, and a task that was cancelled."""
+        """`reuse` refuses a running task, which it would kill, and a cancelled task. It does not change a waiting
+        task."""
         array_id = site.blocks(*BLOCKS)
         with pytest.raises(Refused):
             site.owner.reuse(Task(array_id, 0))
@@ -208,8 +213,8 @@ class TaskContract:
 
     @both
     def test_what_waits_is_cancelled_and_what_runs_goes_on(self, site: Site, user: str) -> None:
-        """`cancel_waiting` cancels all pending tasks: those held, those reshaped and those used before. Repeating the
-        call changes nothing, even after the array's end."""
+        """`cancel_waiting` cancels all pending tasks, also those that were held, reshaped or reused. Running tasks
+        continue. Repeating the call changes nothing, even after the array's end."""
         client = site.as_(user)
         array_id = site.blocks(*BLOCKS)
         client.hold_waiting(array_id)
@@ -231,7 +236,7 @@ class TaskContract:
         client.cancel_waiting(array_id)
 
     def test_tasks_that_wait_together_are_reshaped_at_once(self, site: Site) -> None:
-        """A reshape by the array's id changes all pending tasks in their one record, so none gets ahead of others."""
+        """A reshape by the array's id changes all pending tasks in their one record, so they keep sharing it."""
         array_id = site.held(*BLOCKS)
         site.owner.reshape(array_id, Shape(2, 2))
         assert {shape(job) for job in site.owner.tasks(array_id)} == {Shape(2, 2)}
@@ -285,7 +290,7 @@ class TaskContract:
             site.owner.job(task)
 
     def test_an_array_that_never_was(self, site: Site) -> None:
-        """Calls for an unknown array raise `UnknownJob`. `cancel_waiting` does not, because nothing waits."""
+        """Calls for an unknown array raise `UnknownJob`, except `cancel_waiting`: nothing waits, so it does nothing."""
         calls: list[Callable[[int], object]] = [site.owner.tasks, site.owner.hold_waiting, no_throttle(site.owner)]
         for call in calls:
             with pytest.raises(UnknownJob):
