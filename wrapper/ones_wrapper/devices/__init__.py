@@ -1,4 +1,4 @@
-"""Support for CUDA and NCCL: defaults, choice of each rank's device, and waits for a device.
+"""Support for CUDA and NCCL: default settings, choice of each rank's device, and waits for a device.
 
-`docs/gpu.md` lists which parts have run on a GPU, and how the others are proven.
+`docs/gpu.md` lists which parts have run on a GPU, and how the others are tested.
 """

@@ -1,6 +1,7 @@
-"""Choice of the device that a rank trains on, and of the backend by which ranks exchange.
+"""Choice of the device on which a rank trains, and of the backend for the collectives.
 
-A rank takes a GPU of its own, or the job ends. Only users who ask for CPUs, or have no GPU, train on CPUs.
+Each rank needs a GPU of its own, otherwise the job ends. Ranks train on CPUs only if the user asks for it, or if the
+node has no GPU.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ from ones_wrapper.process.log import log
 from ones_wrapper.protocol.hostlist import expand
 
 OWN_CARD = "ONES_OWN_CARD"
-"""Variable that is set in a rank that sees only one card, its own (MIG)."""
+"""Variable that marks a rank which sees only one device, its own MIG slice."""
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def choose(
     env: Mapping[str, str], local_rank: int, local_world: int, backend: str | None = None
 ) -> tuple[torch.device, str]:
-    """Return the device of a rank, one of `local_world` on this node, and make it the current device. Also return the
-    backend that suits the devices of all ranks of the node. `backend` is the script's wish.
+    """Return a rank's device, after making it the current device, and the backend that suits all ranks of this node.
+    `local_world` is the number of ranks on this node. `backend` is the script's choice, if any.
 
-    Raises `ConfigurationError` if fewer GPUs are visible than there are ranks, and nobody asked for CPUs.
+    Raises `ConfigurationError` if fewer GPUs are visible than there are ranks, and nothing asks for CPUs.
     """
     count, said = visible()
     if env.get("ONES_DEVICE") == "cpu":
@@ -60,7 +61,7 @@ def _on(number: int, backend: str) -> tuple[torch.device, str]:
 
 
 def visible() -> tuple[int, str]:
-    """Return the number of GPUs that torch can use, and torch's warnings about others."""
+    """Return the number of GPUs that torch can use, and torch's warnings about GPUs that it cannot use."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -68,8 +69,8 @@ def visible() -> tuple[int, str]:
 
 
 def gpus_expected(env: Mapping[str, str], cards: Path = CARDS) -> str:
-    """Return the reason why ranks of this node should have GPUs; empty if there is no reason. Torch without CUDA on a
-    node without cards means a test, in which Slurm counts GPUs that do not exist."""
+    """Return the reason why ranks of this node should have GPUs; empty if there is none. If neither torch has CUDA nor
+    the node a GPU, Slurm's number of GPUs is not believed: it belongs to a test."""
     built = torch.version.cuda or torch.version.hip
     there = _count(cards)
     counted = env.get("SLURM_GPUS_ON_NODE") or "0"
@@ -86,16 +87,16 @@ def _count(cards: Path) -> int:
 
 
 def own_slice(env: MutableMapping[str, str], local_rank: int, local_world: int) -> None:
-    """Give a rank its own MIG slice, before CUDA is initialised: a process can use only the first of several slices
-    (CUDA C++ Programming Guide, "Multi-Instance GPU")."""
+    """Give a rank a MIG slice of its own, before CUDA is initialised. A process can use only the first slice that it
+    sees (CUDA C++ Programming Guide, "Multi-Instance GPU")."""
     slices = [one for one in env.get(_VISIBLE, "").split(",") if one.startswith("MIG-")]
     if len(slices) >= local_world and len(slices) > 1:
         env[_VISIBLE], env[OWN_CARD] = slices[local_rank], "1"
 
 
 def stay_near(device: torch.device, local_world: int, devices: Path = Path("/sys/bus/pci/devices")) -> None:
-    """Bind this thread, and threads that it starts, to the NUMA node of the rank's card. Does nothing if the job has
-    less than a rank's share of that node's processors."""
+    """Bind this thread, and threads that it starts, to the NUMA node of the rank's GPU. Does nothing if the job has too
+    few CPUs of that NUMA node for an equal share."""
     if device.type != "cuda" or not hasattr(os, "sched_setaffinity"):
         return
     with suppress(Exception):  # a container without /sys: the rank is only slower
@@ -108,7 +109,7 @@ def stay_near(device: torch.device, local_world: int, devices: Path = Path("/sys
 
 
 def check_fork(preloads: str, cards: Path = CARDS) -> str:
-    """Return the reason why this forked rank cannot use CUDA; empty if it can, or if this node has no card."""
+    """Return the reason why this forked rank cannot use CUDA; empty if it can, or if this node has no GPU."""
     if not torch.cuda._is_in_bad_fork() or not (_count(cards) or torch.version.hip):
         return ""
     text = f"--preload {preloads}: one of these initialises CUDA when it is imported, which no forked rank can use"

@@ -1,4 +1,5 @@
-"""Default environment variables of ranks; the user's values win. Standard library only: ranks import this early."""
+"""Default environment variables of ranks; values that the user set are kept. Imports only the standard library, since
+ranks import this module early."""
 
 from __future__ import annotations
 
@@ -12,14 +13,14 @@ CARDS = Path("/dev/nvidia[0-9]*")
 
 
 def _host_of_block(env: Env) -> str | None:
-    """Return a host name that is unique to this block on its node; None unless a cgroup hides cards from the block."""
+    """Return a host name that is unique to this block on its node, if a cgroup hides GPUs from the block; else None."""
     if env.get("ONES_BLOCKS") != "1" or not hidden_cards():
         return None
     return f"{os.uname().nodename}-{env.get('SLURM_ARRAY_JOB_ID', '')}-{env.get('SLURM_ARRAY_TASK_ID', '')}"
 
 
 def hidden_cards(cards: Path = CARDS) -> list[Path]:
-    """Return the device files of GPUs that a cgroup (ConstrainDevices) forbids to this process."""
+    """Return the device files of GPUs to which a cgroup (ConstrainDevices) denies this process access."""
     return [path for path in sorted(cards.parent.glob(cards.name)) if not _opens(path)]
 
 
@@ -34,7 +35,8 @@ def _opens(path: Path) -> bool:
 
 
 def defaults(env: Env) -> dict[str, str | None]:
-    """Return the default of each variable in this process, or None for no default; docs/gpu.md explains each."""
+    """Return the default of each variable in this process; None for a variable without one. `docs/gpu.md` explains
+    each."""
     in_blocks = "0" if env.get("ONES_BLOCKS") == "1" else None
     interface = env.get("ONES_SOCKET_IFNAME") or None
     return {

@@ -1,6 +1,7 @@
-"""Page-locked host memory, which copies to and from a GPU at the full speed of its bus.
+"""Page-locked host memory, from and to which a GPU copies at the full speed of its bus.
 
-torch's own allocator rounds each buffer up to a power of two and keeps it, which suits chunks, but not a whole state.
+torch's own allocator rounds each page-locked buffer up to a power of two and keeps it. That is fine for `CHUNK` bytes,
+but wastes memory for a whole state.
 """
 
 from __future__ import annotations
@@ -11,22 +12,22 @@ from typing import Any
 import torch
 
 CHUNK = 64 << 20
-"""Bytes copied from or to a device at once."""
+"""Bytes in one copy from or to a device."""
 
 
 def memory_of(row: torch.Tensor) -> memoryview:
-    """Return the memory of a CPU tensor of bytes."""
+    """Return a view of the memory of a CPU tensor of bytes."""
     return memoryview(row.numpy())  # type: ignore[arg-type]
 
 
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a contiguous tensor as a flat tensor of bytes, without a copy."""
+    """Return a view of a contiguous tensor as a flat tensor of bytes."""
     return tensor.detach().reshape(-1).view(torch.uint8)
 
 
 def fill(row: torch.Tensor, read: Callable[[memoryview], object]) -> None:
-    """Fill a flat tensor of bytes by `read`, which fills the memory that it is given. On a GPU one chunk is copied
-    while the next is read."""
+    """Fill a flat tensor of bytes. `read` is called with buffers, and must fill each. For a tensor on a GPU, one chunk
+    is copied while `read` fills the next."""
     if row.device.type == "cpu":
         read(memory_of(row))
         return
@@ -45,23 +46,23 @@ def fill(row: torch.Tensor, read: Callable[[memoryview], object]) -> None:
 
 
 class Arena:
-    """Memory for copies of tensors, of exactly their size, page-locked for copies from a GPU."""
+    """Host memory for copies of tensors: exactly as large as the tensors, and page-locked if they are on a GPU."""
 
     def __init__(self, tensors: Sequence[torch.Tensor], device: torch.device) -> None:
-        """`tensors` must be sorted by size of their type, widest first, so that each copy is aligned."""
+        """`tensors` must be sorted by bytes of an element, largest first, so that each copy is aligned."""
         self._memory = torch.empty(sum(tensor.nbytes for tensor in tensors), dtype=torch.uint8)
         self._cuda: Any = torch.cuda.cudart() if device.type == "cuda" and len(self._memory) else None  # type: ignore[no-untyped-call]
         if self._cuda is not None and int(self._cuda.cudaHostRegister(self._memory.data_ptr(), len(self._memory), 0)):
             self._cuda = None  # copies are only slower
         self.copies: list[torch.Tensor] = []
-        """Buffers for the copies, in the order of the tensors."""
+        """Buffers for the copies, in the tensors' order."""
         at = 0
         for tensor in tensors:
             self.copies.append(self._memory[at : at + tensor.nbytes].view(tensor.dtype).reshape(tensor.shape))
             at += tensor.nbytes
 
     def free(self) -> None:
-        """Unpin the memory and drop the buffers; the caller no longer uses the copies."""
+        """Release the page lock and drop the buffers. The caller must not use the copies afterwards."""
         if self._cuda is not None:
             self._cuda.cudaHostUnregister(self._memory.data_ptr())
             self._cuda = None

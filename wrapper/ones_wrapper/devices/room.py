@@ -1,4 +1,4 @@
-"""Memory of a GPU that training must leave to NCCL: during a change of ranks two communicators exist."""
+"""GPU memory that training must leave free for NCCL. While ranks change, two communicators exist at once."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from contextlib import contextmanager
 import torch
 
 RESERVE = 1 << 30
-"""Bytes of one communicator: users reported 484 to 688 MiB (nccl#964, nccl#2366), 512 MiB at once (nccl#2363)."""
+"""Bytes for one communicator. Users reported 484 to 688 MiB (nccl#964, nccl#2366), and 512 MiB in one allocation
+(nccl#2363)."""
 
 
 def reserve_bytes(env: Mapping[str, str]) -> int:
-    """Return the bytes left to NCCL: ONES_RESERVE_BYTES, else for one communicator, or for two in a job of blocks."""
+    """Return the bytes to leave free for NCCL: ONES_RESERVE_BYTES if set, else enough for two communicators in a job of
+    blocks, and for one in any other job."""
     try:
         return max(0, int(env["ONES_RESERVE_BYTES"]))
     except (KeyError, ValueError):
@@ -22,8 +24,8 @@ def reserve_bytes(env: Mapping[str, str]) -> int:
 
 @contextmanager
 def reserved(device: torch.device, world: int) -> Iterator[None]:
-    """Allocate NCCL's share of memory while the largest local batch is tried, since NCCL allocates only at the first
-    collective. A single rank needs no share."""
+    """Context that occupies NCCL's share of memory while the largest local batch is tried, since NCCL allocates only at
+    the first collective. A single rank needs no share."""
     size = reserve_bytes(os.environ)
     if device.type == "cpu" or (world == 1 and os.environ.get("ONES_BLOCKS") != "1"):
         size = 0
@@ -35,7 +37,7 @@ def reserved(device: torch.device, world: int) -> Iterator[None]:
 
 
 def make_room(device: torch.device) -> None:
-    """Release torch's cached GPU memory if too little is free for NCCL. Call this at a step boundary: it waits for the
-    device, which must not be capturing a graph."""
+    """Release torch's cached GPU memory if too little memory is free for NCCL. Call this at a step boundary, while no
+    graph is captured: it waits for the device."""
     if device.type == "cuda" and torch.cuda.mem_get_info(device)[0] < reserve_bytes(os.environ) // 2:
         torch.cuda.empty_cache()

@@ -1,7 +1,7 @@
-"""Waits for a device: after a measurement, before ranks change, and in a rescue, in which the device may hang.
+"""Waits for a device after a measurement, before ranks change, and in a rescue.
 
-A device whose peer died waits in a collective for ever, and so does every wait for its stream. So a rescue queries
-events and never synchronises.
+If a peer died, a collective on the device never ends, nor does any wait for its stream. So a rescue queries events, and
+never synchronises.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ import torch
 from ones_wrapper.process.log import log
 
 END_S = 10.0
-"""Seconds that a rank has to end after it lost its peers, without the time of a rescue checkpoint."""
+"""Seconds in which a rank must end after it lost its peers, not counting a rescue checkpoint."""
 DONE_S = 2.0
-"""Time that a rescue waits for the device to finish the newest step."""
+"""Seconds that a rescue waits for the device to finish the newest step."""
 _POLL_S = 0.01
 
 
 def wait(device: torch.device) -> None:
-    """Wait until the device has finished all queued work; does nothing on a CPU, and during the capture of a graph."""
+    """Wait until the device has finished all queued work. Does nothing for a CPU, or while a graph is captured."""
     if device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
         torch.cuda.synchronize(device)
 
 
 def record(device: torch.device) -> Any:
-    """Record an event on the current stream and return it; None on a CPU, or during the capture of a graph."""
+    """Record an event on the current stream and return it; None for a CPU, or while a graph is captured."""
     if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
         return None
     event = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -47,11 +47,11 @@ class Marks:
         self._last: Any = None
 
     def step(self) -> None:
-        """Mark the end of a step that the script enqueued."""
+        """Record the event, after the script has enqueued a step."""
         self._last = self._mark(self._device)
 
     def done(self, within_s: float = DONE_S) -> bool:
-        """Return whether the device finishes the newest step within this many seconds."""
+        """Return True as soon as the device has finished the newest step, False after `within_s` seconds."""
         event, until = self._last, time.monotonic() + within_s
         while event is not None and not event.query():
             if time.monotonic() > until:
@@ -62,7 +62,8 @@ class Marks:
 
 @contextmanager
 def side_stream(device: torch.device) -> Iterator[None]:
-    """Context on a separate stream: copies do not wait for the script's kernels, so the source must be complete."""
+    """Context of a new stream, so that copies do not wait for the script's kernels. The data to copy must already be
+    complete."""
     if device.type != "cuda":
         yield
         return
@@ -71,7 +72,7 @@ def side_stream(device: torch.device) -> Iterator[None]:
 
 
 def shared(device: torch.device) -> Callable[[], None]:
-    """Return a function that puts the thread that calls it on this thread's stream."""
+    """Return a function that makes this thread's stream current in the thread that calls it."""
     if device.type != "cuda":
         return lambda: None
     stream = torch.cuda.current_stream(device)
@@ -79,7 +80,7 @@ def shared(device: torch.device) -> Callable[[], None]:
 
 
 class EndTimer:
-    """Timer that ends this process with an exit code, whatever the process's threads wait for."""
+    """Timer that ends this process with an exit code, even if all its threads hang."""
 
     def __init__(self, seconds: float, code: int, end: Callable[[int], Any] = os._exit) -> None:
         self._code, self._end = code, end
@@ -98,6 +99,6 @@ class EndTimer:
 
 
 def cleans_up() -> bool:
-    """Return whether torch aborts the communicators of lost peers (TORCH_NCCL_ASYNC_ERROR_HANDLING 1 or 2). Kernels
-    then *return* with half-made sums, so nothing on the device may be believed."""
+    """Return True if torch aborts the communicators of lost peers (TORCH_NCCL_ASYNC_ERROR_HANDLING is 1 or 2). Aborted
+    collectives then return with incomplete sums, so that no value on the device can be trusted."""
     return os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING") in ("1", "2")

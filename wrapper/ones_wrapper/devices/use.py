@@ -10,7 +10,7 @@ from contextlib import suppress
 import torch
 
 EVERY_S = 1.0
-"""Time between two readings; a reading covers up to the last second."""
+"""Fewest seconds between two readings; a reading covers up to the second before it."""
 
 
 class _Rates(ctypes.Structure):
@@ -18,8 +18,8 @@ class _Rates(ctypes.Structure):
 
 
 def _nvml(device: torch.device) -> Callable[[], float | None]:
-    """Return a function that reads the device's use, from 0 to 1, None for an error. Raises OSError if NVML does not
-    know the device, as for MIG slices."""
+    """Return a function that reads the share of time in which the device computes, from 0 to 1; None on error. Raises
+    OSError if NVML does not know the device, for example a MIG slice."""
     library = ctypes.CDLL("libnvidia-ml.so.1")
     handle, rates = ctypes.c_void_p(), _Rates()
     name = f"GPU-{torch.cuda.get_device_properties(device).uuid}".encode()
@@ -34,7 +34,7 @@ def _nvml(device: torch.device) -> Callable[[], float | None]:
 
 
 class DeviceUse:
-    """Mean use of one GPU over an interval; unknown for any other device."""
+    """Mean use of one GPU over an interval; unknown for other devices."""
 
     def __init__(self, device: torch.device, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._device = clock, device
@@ -53,7 +53,8 @@ class DeviceUse:
             self._found += [] if found is None else [found]
 
     def take(self) -> tuple[float | None, int | None]:
-        """Return the mean use since the last call, from 0 to 1, and the bytes in use now; None if unknown."""
+        """Return the mean use since the last call, from 0 to 1, and the bytes of memory in use now. Both are None if
+        unknown."""
         found, self._found = self._found, []
         if not found:
             return None, None

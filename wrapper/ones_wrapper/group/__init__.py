@@ -23,19 +23,20 @@ from ones_wrapper.process.log import log
 T = TypeVar("T")
 
 TOGETHER = 64 << 20
-"""Most bytes of tensors that are packed into one message."""
+"""Most bytes of tensors in one message."""
 
 
 class RankError(Exception):
-    """Raised on all ranks if a function failed on any rank; the message names the ranks and the reasons."""
+    """Error on all ranks, since a function failed on at least one; the message names these ranks and the reasons."""
 
 
 @dataclass(eq=False)
 class Group:
-    """The ranks of one run. Every method is collective, unless it says otherwise: all ranks call it at the same point.
-    In a job of blocks the ranks of this object change at step boundaries.
+    """The ranks of one run, and their collectives. Every method is collective unless it says otherwise: all ranks call
+    it at the same point.
 
-    This class is a group of one rank; its subclasses send messages.
+    In a job of blocks this object's ranks change at step boundaries. This base class is a group of one rank; subclasses
+    send messages.
     """
 
     rank: int
@@ -46,8 +47,8 @@ class Group:
     device: torch.device
 
     def duplicate(self) -> Group | None:
-        """Return another group of the same ranks, for the collectives of a background thread; the caller closes it.
-        None on all ranks if a second thread cannot exchange messages."""
+        """Return another group of the same ranks, for collectives of a background thread; the caller must close it. On
+        all ranks None if a second thread cannot send messages."""
         return self
 
     def maximum(self, values: Sequence[int]) -> list[int]:
@@ -55,7 +56,7 @@ class Group:
         return self.maximum_later(values)()
 
     def maximum_later(self, values: Sequence[int]) -> Callable[[], list[int]]:
-        """Begin the elementwise maximum over the ranks; return a function that waits for the result and returns it."""
+        """Start the elementwise maximum over the ranks. Return a function that waits for the result and returns it."""
         return lambda: list(values)
 
     def total(self, values: Sequence[float]) -> list[float]:
@@ -63,14 +64,15 @@ class Group:
         return list(values)
 
     def gather(self, value: T) -> list[T]:
-        """Return every rank's value, in rank order: plain data, arrays and tensors (`network.plain`)."""
+        """Return the values of all ranks, in rank order. A value is plain data, arrays and tensors
+        (`network.plain`)."""
         return [value]
 
     def close(self, code: int = 0) -> None:
         """Leave the process group.
 
-        `code` is the exit code with which this rank is about to end. If it is not 0, the call is not collective: other
-        ranks may be waiting for this rank, and the call ends their wait if the transport does not.
+        `code` is the exit code with which this rank ends. If it is not 0, the call is not collective, since other ranks
+        may be waiting for this rank. It then ends their wait if the transport does not do so.
         """
 
     def say(self, *texts: str) -> None:
@@ -79,7 +81,8 @@ class Group:
             log(text)
 
     def everywhere(self, function: Callable[[], T]) -> list[T]:
-        """Run `function` on every rank; return the results in rank order. Raises `RankError` if any rank failed."""
+        """Run `function` on every rank; return all results in rank order. Raises `RankError` if it failed on any
+        rank."""
         outcome: tuple[T | None, str | None]
         try:
             outcome = (function(), None)
@@ -92,8 +95,8 @@ class Group:
         return [value for value, _ in outcomes]  # type: ignore[misc]
 
     def here(self, function: Callable[[], T]) -> T:
-        """Run `function` on every rank; return this rank's result, which is not sent. Raises `RankError` on all ranks
-        if a rank failed."""
+        """Run `function` on every rank; return this rank's own result, which is not sent. Raises `RankError` on all
+        ranks if it failed on any."""
         found: Future[T] = Future()
         try:
             found.set_result(function())
@@ -105,7 +108,7 @@ class Group:
         return found.result()
 
     def on_first(self, function: Callable[[], T]) -> T:
-        """Run `function` only on rank 0; return its result on every rank. Raises `RankError` if it failed."""
+        """Run `function` on rank 0 only; return its result on every rank. Raises `RankError` if it failed."""
         return self.everywhere(lambda: function() if self.rank == 0 else None)[0]  # type: ignore[return-value]
 
 
@@ -114,11 +117,12 @@ class TorchGroup(Group):
     """The ranks of a torch.distributed process group."""
 
     control: Any
-    """A gloo group for small agreements, which never wait for the GPU's stream. It is torch.distributed's, or raw."""
+    """A gloo group for small messages on the CPU, so that they never wait for a GPU. It belongs to torch.distributed,
+    or is raw."""
     main: bool = True
-    """True if closing this ends torch.distributed, rather than only `control`."""
+    """True if `close` ends torch.distributed, False if it ends only `control`."""
     again: Callable[[], Any] | None = None
-    """Makes another group like `control`, if `control` is raw, and so unknown to torch.distributed."""
+    """Function that returns another group like `control`, if `control` is raw: torch.distributed does not know it."""
 
     def duplicate(self) -> TorchGroup:
         control = self.again() if self.again is not None else dist.new_group(backend="gloo")
@@ -128,7 +132,7 @@ class TorchGroup(Group):
     def become(
         self, rank: int, world: int, nodes: int, gpus_per_node: int, control: Any, again: Callable[[], Any] | None
     ) -> None:
-        """Replace the ranks of this group in place. Not collective."""
+        """Replace the ranks of this object. Not collective."""
         self.rank, self.world, self.nodes, self.gpus_per_node = rank, world, nodes, gpus_per_node
         self.control, self.again = control, again
 
@@ -166,7 +170,7 @@ class TorchGroup(Group):
         return [plain.decode(one.numpy().tobytes()[:size]) for one, size in zip(all_, sizes.tolist(), strict=True)]
 
     def share(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Copy rank 0's values of these tensors to all ranks, many tensors in one message."""
+        """Copy rank 0's values of these tensors to all ranks. Many tensors share a message."""
         for some in together(tensors, TOGETHER) if self.world > 1 else ():
             flat = flattened(some)
             row = bytes_of(flat)  # gloo and NCCL do not know all types
@@ -190,7 +194,7 @@ class TorchGroup(Group):
 
 
 def check_torch(what: str, group: Group) -> None:
-    """Raise ValueError if the ranks exchange by MPI, so that `what` cannot reach them."""
+    """Raise ValueError if the ranks use MPI: `what` sends its messages over torch.distributed."""
     if not isinstance(group, TorchGroup):
         raise ValueError(f"{what}: its messages go over torch.distributed; leave out backend='mpi'")
 
@@ -203,7 +207,7 @@ def _options(operation: Any) -> Any:
 
 
 def join_torch(backend: str | None = None) -> TorchGroup:
-    """Build the process group from the variables that the node launcher set; without variables, of a single process.
+    """Build the process group from the variables that the node launcher set. Without these variables it has one rank.
 
     `backend` is by default nccl if every rank of the node has a GPU of its own, else gloo (`devices.choice`). Raises
     `ProofError` if a rank does not belong to this job, and `ConfigurationError` if GPUs are missing.

@@ -1,4 +1,5 @@
-"""Packing of tensors into vectors, to send many in one message. Of a sharded tensor only this rank's part counts."""
+"""Packing of tensors into vectors, to send many in one message. Of a sharded tensor only this rank's shard is
+packed."""
 
 from __future__ import annotations
 
@@ -12,12 +13,13 @@ T = TypeVar("T", bound=torch.Tensor)
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """Return this rank's part of a sharded tensor, and any other tensor as it is."""
+    """Return this rank's shard of a sharded tensor; any other tensor is returned as it is."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def together(tensors: Iterable[T], size: int) -> Iterator[list[T]]:
-    """Yield the tensors in lists of one type and device, each of at most `size` bytes or a single tensor."""
+    """Yield lists of tensors to pack together: of the same type and device, and at most `size` bytes or a single
+    tensor."""
     by_kind: dict[tuple[torch.dtype, torch.device], list[T]] = {}
     for tensor in tensors:
         some = by_kind.setdefault((tensor.dtype, tensor.device), [])
@@ -29,12 +31,12 @@ def together(tensors: Iterable[T], size: int) -> Iterator[list[T]]:
 
 
 def flattened(tensors: Iterable[torch.Tensor], device: torch.device | None = None) -> torch.Tensor:
-    """Return a copy of all tensors in one vector."""
+    """Return one vector with copies of all tensors."""
     return torch.cat([local(tensor).detach().reshape(-1).to(device or tensor.device) for tensor in tensors])
 
 
 def unflatten(flat: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
-    """Copy the vector's values back into the tensors that `flattened` was given."""
+    """Copy the values of a vector from `flattened` back into its tensors."""
     for tensor, piece in zip(tensors, pieces(flat, tensors), strict=True):
         local(tensor).detach().copy_(piece)
 

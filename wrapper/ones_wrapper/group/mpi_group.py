@@ -22,17 +22,17 @@ from ones_wrapper.network import plain
 T = TypeVar("T")
 
 SPIN_S = 0.002
-"""Seconds that a waiting rank polls without pauses; then it sleeps between polls, and frees its core."""
+"""Seconds for which a waiting rank polls without pause. After that it sleeps between polls, to free its core."""
 SLEEP_S = 0.001
 EXIT_WAIT_S = 5.0
-"""Seconds that a failed rank waits for the other ranks to end too, before it aborts them."""
+"""Seconds for which a failed rank waits until the other ranks end too. After that it aborts them."""
 
 SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
-"""Variables in which launchers say how many ranks they started; the surest first."""
+"""Variables in which launchers write the number of ranks that they started, the most reliable first."""
 
 
 class MpiError(Exception):
-    """Raised if MPI found another number of ranks than was started; the message says what to do."""
+    """Error: MPI found another number of ranks than was started. The message says what to do."""
 
 
 @dataclass(eq=False)
@@ -40,9 +40,9 @@ class MpiGroup(Group):
     """The ranks of an MPI communicator, on CPUs."""
 
     comm: MPI.Intracomm
-    """Our own communicator, apart from the script's messages over MPI."""
+    """A duplicate of MPI's communicator, so that messages do not mix with the script's own."""
     exit_comm: MPI.Intracomm
-    """Communicator for the ranks that end with an error."""
+    """Communicator of the ranks that end with an error."""
     main: bool = True
 
     def duplicate(self) -> MpiGroup | None:
@@ -87,7 +87,8 @@ class MpiGroup(Group):
             self._fail(code)
 
     def _fail(self, code: int) -> None:
-        """Abort the ranks that would wait for this rank for ever, unless they end by themselves."""
+        """Wait up to `EXIT_WAIT_S` seconds for all other ranks to fail as well; then abort them, since they may wait
+        for this rank."""
         ending, deadline = self.exit_comm.Ibarrier(), time.monotonic() + EXIT_WAIT_S
         while not ending.Test():
             if time.monotonic() > deadline:
@@ -98,7 +99,7 @@ class MpiGroup(Group):
 
 
 def wait(request: MPI.Request) -> None:
-    """Wait for a request with sleeps between polls, so that Python's signal handlers run and the core is free."""
+    """Wait for a request, and sleep between polls: Python's signal handlers run meanwhile, and the core is free."""
     spin_until = time.perf_counter() + SPIN_S
     while not request.Test():
         if time.perf_counter() > spin_until:
@@ -128,7 +129,7 @@ def join_mpi(env: Mapping[str, str] = os.environ) -> MpiGroup:
 
 def check_world(world: int, env: Mapping[str, str]) -> None:
     """Raise `MpiError` if MPI found another number of ranks than was started. The number that `ones-run` asked for must
-    be there exactly. The launchers' own variables count only if MPI found one rank, since some of them count nodes."""
+    match exactly. The launchers' own variables are compared only if MPI found one rank, since some count nodes."""
     launched = next(((name, int(env[name])) for name in SIZES if env.get(name, "").isdigit()), None)
     asked = None
     if env.get("ONES_NODES") and env.get("ONES_GPUS_PER_NODE"):

@@ -1,22 +1,22 @@
 """Messages between job and companion: files in the job's directory.
 
-The directory lies on the shared file system and belongs to the job's user::
+The directory is on the shared file system, and the job's user owns it::
 
     spec.json                what the job can do (`Spec`), replaced atomically by the job
-    reports-<restart>.jsonl  one file a run, one numbered report a line, appended by the job
-    orders.json              the order in force (`Order`), replaced atomically by the companion
+    reports-<restart>.jsonl  reports of one run, one numbered report a line, appended by the job
+    orders.json              the newest order (`Order`), replaced atomically by the companion
     checkpoints/step-<n>/    complete checkpoints; a name that starts with a dot is not complete
-    hot/                     who leads a job of blocks (`ones_wrapper.membership`); the job's own business
+    hot/                     leader of a job of blocks (`ones_wrapper.membership`); only the job's blocks use it
 
-The directory is `ones-<job id>`, in the directory that the job was submitted from. If the job's directory is elsewhere,
-a file `ones-<job id>.where` there holds its path.
+By default the directory is `ones-<job id>` in the directory from which the job was submitted. If it is elsewhere, a
+file `ones-<job id>.where` in the submit directory holds its path.
 
-A job of blocks is a job array. A block is one start of one task; the blocks that train together are a membership,
-numbered by generations. The block with rank 0 leads, for a term. Reports and orders have a term's number in place of a
-plain job's restart.
+A job of blocks is a job array. A block is one start of one task. The blocks that train together are a membership, whose
+changes are numbered by generations. The block with rank 0 leads, for a term. Reports and orders of such a job have the
+term's number in place of the restart count.
 
-Both sides share only this module and `limits`. The module needs only the standard library and opens no file. It checks
-every value it parses: a report is another user's input, and an order steers a week of training.
+Job and companion share only this package. It needs only the standard library and opens no file. It checks every value
+that it parses: a report comes from another user, and an order affects a week of training.
 """
 
 from __future__ import annotations
@@ -41,28 +41,28 @@ CHECKPOINTS = "checkpoints"
 RUN_URL = "run-url"
 """File with the address of a job's run in W&B or MLflow."""
 MANIFEST = "manifest.json"
-"""Written last into a checkpoint: a directory without it is not complete."""
+"""File that is written last into a checkpoint: a directory without it is not complete."""
 
 MAX_LINE = 16_384
-"""Longest line of reports, and longest order, in bytes; readers ignore longer ones."""
+"""Largest length in bytes of an order, and of a line of reports. Readers reject longer ones."""
 MAX_SPEC = 131_072
-"""Largest spec in bytes: the limits of a strategy make a spec long."""
+"""Largest length of a spec in bytes. It is larger than `MAX_LINE` since a spec holds a strategy's limits."""
 
 LOOK_SIGNAL = "URG"
-"""Signal to a job's steps, sent once an order to drain is written, so that they read the order at once. Losing the
-signal costs half a second, and programs without a handler ignore the signal."""
+"""Signal to a job's steps after an order to drain was written: they then read the order at once. If the signal is lost,
+the order is read half a second later. A program without a handler ignores this signal."""
 
 DRAIN_WAIT_S = 60.0
-"""Time that a drained job waits for its requeue before it carries on training."""
+"""Seconds that a drained job waits for its requeue. After that it continues to train."""
 
 
 def directory_name(job_id: int) -> str:
-    """Name of the job's directory inside the job's working directory."""
+    """Return the name of the job's directory inside the submit directory."""
     return f"ones-{job_id}"
 
 
 def pointer_name(job_id: int) -> str:
-    """Name of the file that holds the path of a job's directory, if that is not in the submit directory."""
+    """Return the name of the file in the submit directory that holds the path of a job's directory elsewhere."""
     return f"ones-{job_id}.where"
 
 
@@ -78,7 +78,8 @@ def encode_pointer(path: str) -> bytes:
 
 
 def decode_pointer(text: bytes) -> str:
-    """Return the directory that a pointer file names; raises `ProtocolError`. The directory's owner is not checked."""
+    """Return the directory that a pointer file names. Raises `ProtocolError`. Who owns the directory is not checked
+    here."""
     if len(text) > MAX_POINTER:
         raise ProtocolError(f"longer than {MAX_POINTER} bytes")
     path = text.removesuffix(b"\n").decode("utf-8", "surrogateescape")
@@ -88,7 +89,7 @@ def decode_pointer(text: bytes) -> str:
 
 
 def reports_name(restart: int) -> str:
-    """Name of the report file of one run."""
+    """Return the name of the report file of one run."""
     return f"reports-{restart}.jsonl"
 
 
@@ -97,55 +98,59 @@ HOT = "hot"
 
 
 def spool_order_name(job_id: int) -> str:
-    """Name of a job's order file in the site's spool, used if the companion cannot write into the job's directory."""
+    """Return the name of a job's order file in the site's spool, for a companion that cannot write into the job's
+    directory."""
     return f"orders-{job_id}.json"
 
 
 SPOOL_MARK = "companion"
-"""File by which a spool shows that its companion acts: renewed at each tick, removed when the companion ends."""
+"""File in a spool whose age shows whether a companion uses it: written again at each tick, removed when the companion
+ends."""
 SPOOL_FILE = "/etc/slurm-ones/spool"
-"""File with one line, the path of the site's spool, put on compute nodes by an administrator. Jobs believe the file
-only if root owns the file and its folder, and nobody else may write there."""
+"""File on compute nodes in which an administrator names the path of the site's spool, in one line. Jobs use it only if
+root owns the file and its folder, and no other user may write to either."""
 
 
 @dataclass(frozen=True)
 class Spec:
-    """Limits of a job, by its script and its wrapper."""
+    """Sizes that a job can take, and facts about its training, from its script and its wrapper."""
 
     base_batch: int
-    """Global batch that the script's learning rate was chosen for, in samples."""
+    """Global batch, in samples, for which the script's learning rate was chosen."""
     max_batch: int
     """Largest global batch the job takes."""
     max_local_batch: int
-    """Most samples per GPU per forward pass; the job lowers this number if its GPUs turn out to hold less."""
+    """Most samples per GPU per forward pass. The job lowers this number if a GPU runs out of memory."""
     dataset: int
     """Samples in an epoch; 0 if unknown."""
     epochs: int
-    """Epochs that the script means to train; 0 if unknown."""
+    """Number of epochs to train; 0 if unknown."""
     max_passes: int = 1
-    """Most accumulation steps (forward passes) per optimizer step. The largest global batch is this × `max_local_batch`
-    × world size."""
+    """Most accumulation steps (forward passes) per optimizer step. So the largest global batch is `max_passes` ×
+    `max_local_batch` × world size."""
     term: int = 0
-    """Term of the present leader, for a job of blocks; reports carry this number as their restart."""
+    """Number of the present leader's term in a job of blocks; its reports have this number in place of the restart
+    count."""
     hot: bool = False
-    """True if a job of blocks sends its state from memory to memory as blocks join and leave. Otherwise each change
-    begins a term, from a checkpoint."""
+    """True if blocks that join get the training's state from memory. If False, each change of blocks begins a term,
+    from a checkpoint."""
     multiple_of: int = 1
-    """Divisor of global batches, if the GPUs can take that many samples."""
+    """Divisor of global batches, unless the GPUs hold fewer samples than this."""
     limits: StrategyLimits | None = None
-    """Limits of the job's strategy; None for plain data parallel, at any number of GPUs."""
+    """Limits of the job's strategy; None for plain data parallel, which can use any number of GPUs."""
     gradient_bytes: int = 0
-    """Bytes of the gradients that an optimizer step averages over all ranks, for plain data parallel; 0 if unknown."""
+    """Bytes of gradients that plain data parallel averages over all ranks in an optimizer step; 0 if unknown."""
     rule: str = ""
-    """Rule by which optimizer steps follow the batch: `sgd`, `adam` or `other`, by the optimizers' class; `none` if the
-    script adapts the rate itself. Empty while unknown."""
+    """Rule by which learning rate and momentum follow the batch: `sgd`, `adam` or `other`, by the optimizers' class.
+    `none` if the script adapts the rate itself. Empty while unknown."""
     grown: int = 0
-    """Largest global batch at no cost in samples (`growth`), by the rule and the gradient noise scale measured."""
+    """Largest global batch that needs no more samples than the base batch (`growth`), by `rule` and the measured
+    gradient noise scale."""
 
 
 @dataclass(frozen=True)
 class FusedMember:
-    """Job of a sweep that another job of the sweep trains."""
+    """A job of a sweep that another job of the sweep trains."""
 
     job_id: int
     arguments: tuple[str, ...] = ()
@@ -154,34 +159,35 @@ class FusedMember:
 
 @dataclass(frozen=True)
 class Fusion:
-    """Report of a job that `ones-run --fuse` started."""
+    """Report of a job that `ones-run --fuse` started: it may train other jobs of its sweep within itself."""
 
     restart: int
     asks: bool
-    """True while the job waits for an order that names members."""
+    """True while the job waits for an order that names the jobs to train."""
     members: tuple[int, ...] = ()
     """Ids of the other jobs that this job trains."""
 
 
 @dataclass(frozen=True)
 class Order:
-    """Order of the companion to a job. The order with the highest number is in force."""
+    """Order of the companion to a job. The order with the highest number counts."""
 
     number: int
-    """Number that rises with each order of the job, also after the companion restarts (milliseconds of its clock)."""
+    """Number that rises with each order of the job. It is the companion's clock in milliseconds, so it also rises after
+    a restart of the companion."""
     restart: int
-    """Run for which the order was written; a drain concerns only that run."""
+    """Restart count of the run for which the order was written. `drain` concerns only that run."""
     batch: int | None = None
-    """Global batch in samples, from now on and in later runs; None leaves the job's own batch."""
+    """Global batch in samples, from now on and in later runs; None for the job's own batch."""
     drain: bool = False
     """True to checkpoint at the next step boundary, report the checkpoint, and wait for the requeue."""
     blocks: tuple[int, ...] | None = None
-    """Tasks of a job of blocks that are to train together, preferred leaders first; None leaves the choice to the job.
-    With tasks, `batch` holds from the step at which they train together."""
+    """Tasks whose blocks are to train together, preferred leaders first; None if the job chooses. With tasks, `batch`
+    counts from the step at which these blocks train together."""
     gain: float | None = None
-    """Expected ratio of useful samples per second after the resize to those before, for the job's log."""
+    """Expected useful samples per second after the resize, divided by those before it; for the job's log."""
     members: tuple[FusedMember, ...] | None = None
-    """Members of the fused training that the job asked for, the job itself first; empty if it trains only itself."""
+    """Ids of the jobs to train together as one (`Fusion`), the job itself first; empty if it trains only itself."""
 
 
 @dataclass(frozen=True)
@@ -193,9 +199,9 @@ class Hello:
     gpus_per_node: int
     world: int
     batch: int
-    """Global batch in samples; 0, like every unknown number here, if the script never calls `ones.init`."""
+    """Global batch in samples. This and all other unknown numbers are 0 if the script never calls `ones.init`."""
     lr_factor: float
-    """Ratio of the learning rate to the rate that the script set for `Spec.base_batch`."""
+    """Learning rate that the optimizer uses, divided by the rate that the script set for `Spec.base_batch`."""
     base_batch: int
     max_batch: int
     dataset: int
@@ -203,51 +209,51 @@ class Hello:
     epoch: int
     """Epoch in which the run begins, from 0."""
     cursor: int
-    """Samples of that epoch already used."""
+    """Samples of this epoch that earlier runs used."""
     step: int
     checkpoint: str
     """Name of the checkpoint loaded, or empty."""
     note: str = ""
-    """Message for people, for example that a damaged checkpoint was passed over."""
+    """Message for people, for example that a damaged checkpoint was skipped."""
     queue_s: float = 0.0
-    """Time from the last report of the run before to the batch script's `ones-run`; 0 in a first run."""
+    """Seconds from the previous run's last report to the start of `ones-run`; 0 in a first run."""
     launch_s: float = 0.0
-    """Time from the batch script's `ones-run` to the ranks' first line, imports included."""
+    """Seconds from the start of `ones-run` to the script's call of `init` on the ranks, imports included."""
     import_s: float = 0.0
     """Part of `launch_s` spent on imports."""
     group_s: float = 0.0
-    """Time to build the process group."""
+    """Seconds to build the process group."""
     load_s: float = 0.0
-    """Time to load the checkpoint."""
+    """Seconds to load the checkpoint."""
     noise: float | None = None
-    """Gradient noise scale in samples, tr(Σ)/|G|² (McCandlish et al. 2018). A sample at batch M counts as (noise +
-    M0)/(noise + M) samples at the base batch M0."""
+    """Gradient noise scale in samples, tr(Σ)/|G|² (McCandlish et al. 2018). A sample at batch M makes as much progress
+    as (noise + M0)/(noise + M) samples at the base batch M0."""
     progress: float | None = None
-    """Progress since the job's first run, in samples of the base batch: the sum of each sample's worth. Readers believe
-    no progress above the number of samples used."""
+    """Progress since the job's first run, in samples of the base batch: each sample used counts with its statistical
+    efficiency. Readers reject progress above the number of samples used."""
     resizes: int = 0
-    """Runs of this job so far that began at another world size than the previous run ended with."""
+    """Number of this job's runs that began at another world size than the one before ended with."""
     attempt: int = 0
-    """Number of times that the ranks were started again within this run, since a rank died or hung."""
+    """Number of times that the ranks were started again within this run, after a rank died or hung."""
     directory: str = ""
-    """The job's directory; empty if the wrapper is too old to report a directory."""
+    """Path of the job's directory; empty from old wrappers."""
     spool: str = ""
-    """Spool from which the job reads orders besides its directory; empty if there is none, or `directory` is empty."""
+    """Spool from which the job also reads orders; empty if there is none, or if `directory` is empty."""
 
 
 @dataclass(frozen=True)
 class First:
-    """The first step of a run ended."""
+    """Report that the first step of a run has ended."""
 
     kind: ClassVar[str] = "first"
     step: int
     seconds: float
-    """Time from the hello to the end of the step."""
+    """Seconds from the hello to the end of the first step."""
 
 
 @dataclass(frozen=True)
 class Throughput:
-    """Samples used over an interval of steps at one world size and batch."""
+    """Report of the samples used in an interval of steps at one world size and batch."""
 
     kind: ClassVar[str] = "throughput"
     epoch: int
@@ -255,36 +261,36 @@ class Throughput:
     """Optimizer steps since the job's first run."""
     cursor: int
     samples: int
-    """Samples used in the interval, over all ranks; 0, like `batch`, if the script never calls `ones.init`."""
+    """Samples that all ranks used in the interval. It is 0, like `batch`, if the script never calls `ones.init`."""
     seconds: float
-    """Length of the interval."""
+    """Length of the interval in seconds."""
     batch: int
     lr_factor: float
     loss: float | None = None
     noise: float | None = None
-    """Noise scale as in `Hello`, newly measured."""
+    """Gradient noise scale, newly measured, as in `Hello`."""
     progress: float | None = None
-    """Progress as in `Hello`, at the end of the interval."""
+    """Progress at the end of the interval, as in `Hello`."""
     nonfinite: int = 0
-    """Steps of the interval whose loss is not a finite number; `loss` leaves them out."""
+    """Steps of the interval whose loss is not finite; `loss` is the mean without them."""
     gpu_use: float | None = None
-    """Share of the interval in which rank 0's GPU was busy, from 0 to 1; None if its driver does not report its use."""
+    """Share of the interval in which rank 0's GPU computed, from 0 to 1; None if the driver does not report it."""
     gpu_memory: int | None = None
-    """Bytes in use of rank 0's GPU memory; None if its driver does not report its use."""
+    """Bytes of rank 0's GPU memory in use; None if the driver does not report the GPU's use."""
     tokens: int | None = None
-    """Tokens of the interval's samples; None if batches do not tell their number of tokens."""
+    """Number of tokens in the interval's samples; None if the job does not count tokens."""
 
 
 @dataclass(frozen=True)
 class Epoch:
-    """An epoch ended."""
+    """Report that an epoch has ended."""
 
     kind: ClassVar[str] = "epoch"
     epoch: int
-    """The epoch that ended, from 0."""
+    """Number of the epoch that ended, from 0."""
     step: int
     samples: int
-    """Samples used in the epoch: the dataset's length, unless something is wrong."""
+    """Samples used in the epoch: the dataset's length, or a few less with init's `shares="equal"`."""
     loss: float | None = None
     accuracy: float | None = None
     nonfinite: int = 0
@@ -293,7 +299,7 @@ class Epoch:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint is durable: written, fsynced and renamed."""
+    """Report of a durable checkpoint: written, fsynced and renamed."""
 
     kind: ClassVar[str] = "checkpoint"
     name: str
@@ -302,16 +308,17 @@ class Checkpoint:
     step: int
     bytes: int
     seconds: float
-    """Time from the checkpoint's beginning until it was durable."""
+    """Seconds from the beginning of the checkpoint until it was durable."""
     stall_s: float | None = None
-    """Seconds for which training paused; fewer than `seconds` if the checkpoint was written in the background."""
+    """Seconds for which training paused; less than `seconds` if the checkpoint was written in the background."""
     order: int | None = None
-    """Number of the order that asked for the checkpoint; with a drain, the job now waits for its requeue."""
+    """Number of the order that asked for the checkpoint; None without one. After a drain the job now waits for its
+    requeue."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Change of the global batch, or of the rate and momentum that belong to the batch, at a step boundary."""
+    """Report that the global batch, or the learning rate or momentum that belongs to it, changed at a step boundary."""
 
     kind: ClassVar[str] = "batch"
     step: int
@@ -326,13 +333,13 @@ class Batch:
 
 @dataclass(frozen=True)
 class Membership:
-    """Change of the blocks that train together, at a step boundary."""
+    """Report that the blocks that train together changed at a step boundary."""
 
     kind: ClassVar[str] = "membership"
     generation: int
     """Number that rises with each change, over all terms of the job."""
     blocks: tuple[int, ...]
-    """Tasks of the blocks, in rank order; the first leads."""
+    """Tasks of the blocks in rank order; the first is the leader."""
     restarts: tuple[int, ...]
     """Slurm's restart count of each block's task."""
     nodes: int
@@ -343,22 +350,25 @@ class Membership:
     batch: int
     """Global batch from now on, in samples."""
     pause_s: float
-    """Time from the last step before the change to the end of the first step after it, less a usual step."""
+    """Seconds from the last step before the change to the end of the first step after it, minus the time of a usual
+    step."""
     bytes: int = 0
     """Bytes of state that were sent to new blocks."""
     transfer_s: float = 0.0
-    """Part of `pause_s` that sending the state took."""
+    """Part of `pause_s` in which the state was sent."""
     ready_s: float = 0.0
-    """Time from the order until the last new block was ready to join, while training went on; 0 if no block joined."""
+    """Seconds from the order until the last new block was ready to join, while training continued; 0 if no block
+    joined."""
     order: int | None = None
-    """Number of the order that asked for the change; None if the job changed by itself, as after a loss."""
+    """Number of the order that asked for the change; None if the job changed by itself, for example after a loss."""
     why: str = ""
-    """Cause of the change: order, lost, leaving (a block's time is over, or its owner cancelled it) or first."""
+    """Cause of the change: `order`, `lost`, `leaving` (a block reached its time limit, or its owner cancelled it) or
+    `first`."""
 
 
 @dataclass(frozen=True)
 class Note:
-    """Message for people, while training goes on."""
+    """Message for people during training."""
 
     kind: ClassVar[str] = "note"
     note: str
@@ -371,8 +381,8 @@ class Bye:
 
     kind: ClassVar[str] = "bye"
     reason: str
-    """Reason: finished, drained, signal (or a time limit), error, stopped or moved. Stopped: the owner stopped the run,
-    or the script left by itself. Moved: the leader left, and training goes on in the next term."""
+    """Reason of the end: finished, drained, signal (also a time limit), error, stopped or moved. Stopped: the owner
+    stopped the run, or the script left by itself. Moved: the leader left, and training continues in the next term."""
     step: int
     exit_code: int = 0
     note: str = ""
@@ -401,8 +411,8 @@ def _object(text: bytes | str, most: int = MAX_LINE) -> dict[str, Any]:
 def encode_report(number: int, time: float, report: Report) -> bytes:
     """Return one line of a report file. `number` counts lines from 1 in each run, `time` is the Unix time in seconds.
 
-    Fields that are None are left out, and so are numbers that no reader takes (an infinite loss, or one of 1e30): such
-    a number would cost the whole line.
+    Fields that are None are left out, and so are numbers that readers reject, such as an infinite loss. With such a
+    number readers would reject the whole line.
     """
     given = {name: value for name, value in vars(report).items() if value is not None}
     body = {name: value for name, value in given.items() if not isinstance(value, float) or abs(value) <= MAX_INT}
@@ -411,8 +421,8 @@ def encode_report(number: int, time: float, report: Report) -> bytes:
 
 
 def decode_report(line: bytes) -> tuple[int, float, Report]:
-    """Return number, time and report of a line in a report file. Raises `ProtocolError`; a reader then skips only this
-    line."""
+    """Return number, time and report of a line in a report file. Raises `ProtocolError`; readers then skip this line
+    only."""
     data = _object(line)
     number = value_of("n", int, data.get("n"))
     time = value_of("t", float, data.get("t"))
@@ -423,7 +433,7 @@ def decode_report(line: bytes) -> tuple[int, float, Report]:
 
 
 def encode(value: Spec | Order | Fusion) -> bytes:
-    """Return the text of `spec.json`, `orders.json` or `fusion.json`."""
+    """Return the content of `spec.json`, `orders.json` or `fusion.json`."""
     return json.dumps(asdict(value), allow_nan=False, indent=1).encode() + b"\n"
 
 

@@ -17,11 +17,12 @@ MAX_TEXT = 1_000
 MAX_BLOCKS = 512
 """Most blocks of a job."""
 MAX_INT = 2**53
-"""Largest integer that JSON readers agree on."""
+"""Largest absolute value of a number: the largest integer that all JSON readers represent exactly."""
 TINY = 1e-99
-"""Numbers closer to zero are read as zero: PostgreSQL refuses products that are too small for a float."""
+"""Smallest absolute value of a number that is not 0. Smaller ones are read as 0, since PostgreSQL refuses products that
+are too small for a float."""
 MAX_ROWS = 256
-"""Most items of a list whose items are not numbers."""
+"""Most items of a list, unless the items are integers (`MAX_BLOCKS`)."""
 
 T = TypeVar("T")
 
@@ -40,7 +41,7 @@ class FieldKind(NamedTuple):
 
 @cache
 def types_of(cls: Any) -> dict[str, FieldKind]:
-    """The type of each field of a dataclass."""
+    """Return the type of each field of a dataclass, by the field's name."""
     hints = get_type_hints(cls)
     return {field.name: _kind(hints[field.name]) for field in fields(cls)}
 
@@ -64,7 +65,8 @@ def object_of(text: bytes | str) -> dict[str, Any]:
 
 
 def build(cls: type[T], types: Mapping[str, FieldKind], data: Mapping[str, Any]) -> T:
-    """Return a `cls` from parsed JSON, all values checked, without unknown names. Raises `ProtocolError`."""
+    """Return an instance of `cls` from parsed JSON. Checks all values, and ignores unknown names. Raises
+    `ProtocolError`."""
     values: dict[str, Any] = {
         name: None if optional and data[name] is None else value_of(name, kind, data[name])
         for name, (kind, optional) in types.items()
@@ -78,8 +80,8 @@ def build(cls: type[T], types: Mapping[str, FieldKind], data: Mapping[str, Any])
 
 
 def value_of(name: str, kind: Any, value: Any) -> Any:
-    """Return `value` once checked: of the field's type, finite, not negative, of bounded length. Unprintable characters
-    become question marks."""
+    """Return `value` after checking it: of the field's type, finite, not negative, of bounded length. Replaces
+    unprintable characters of a text by question marks. Raises `ProtocolError`."""
     if kind is float or kind is int:  # most of all values by far
         return value if type(value) is kind and TINY <= value <= MAX_INT else _number(name, kind, value)
     if kind is str:

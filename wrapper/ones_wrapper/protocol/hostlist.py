@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 MOST = 100_000
-"""Most hosts that a list may name; no cluster has as many."""
+"""Most hosts in a list; no cluster has as many."""
 LONGEST = 1 << 20
 """Most characters of a list."""
 LONGEST_NAME = 255
@@ -45,8 +45,8 @@ def _numbers(text: str, ranges: str) -> list[str]:
 
 
 def expand(text: str) -> list[str]:
-    """Return the host names of a list such as `n[1-3,5],gpu07` or `r[1-2]n[01-02]`, in Slurm's order. Raises
-    ValueError, naming the part that is not understood, and for more than `MOST` hosts."""
+    """Return the host names of a list such as `n[1-3,5],gpu07` or `r[1-2]n[01-02]`, in Slurm's order. Raises ValueError
+    for a list with more than `MOST` hosts, or with a part that is not understood."""
     if len(text) > LONGEST:
         raise ValueError(f"host list {text[:80]!r}…: longer than {LONGEST} characters")
     hosts: list[str] = []

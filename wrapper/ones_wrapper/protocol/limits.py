@@ -1,7 +1,7 @@
-"""Limits and costs of a training strategy, by the number of GPUs: plain data that the companion reads.
+"""Limits and costs of a training strategy for each number of GPUs, as plain data that the companion reads.
 
-A strategy (`ones_wrapper.strategy`) makes these limits, `spec.json` holds them, and every schedule keeps them. Their
-classes refuse contradictory numbers, in the job and in the companion. Needs only the standard library.
+A strategy (`ones_wrapper.strategy`) computes these limits, the job writes them into `spec.json`, and every schedule
+obeys them. Contradictory numbers are refused both in the job and in the companion. Needs only the standard library.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from dataclasses import dataclass, fields, replace
 from ones_wrapper.protocol.fields import MAX_INT, MAX_ROWS, ProtocolError
 
 MEMORY_SHARE = 0.92
-"""Share of a GPU's memory that formulas may plan with; the allocator needs the rest."""
+"""Share of a GPU's memory that formulas may fill; the rest is for the allocator."""
 MOST_GPUS = 256
-"""Number of GPUs up to which a strategy reports its limits, or the job's own number if larger."""
+"""Largest number of GPUs for which a strategy reports limits, unless the job has more."""
 MAX_NOTES = 16
 MAX_NOTE = 100
 """Most texts of `carries` and `resets`, and most characters of each text and of a strategy's name."""
@@ -23,21 +23,23 @@ MAX_NOTE = 100
 
 @dataclass(frozen=True)
 class SizeLimits:
-    """Limits at one number of GPUs. Raises `ProtocolError` for numbers that contradict each other."""
+    """Limits at one number of GPUs. Raises `ProtocolError` if numbers contradict each other."""
 
     gpus: int
     """World size."""
     replicas: int
-    """Data-parallel degree: parts into which a step's samples are split. Each replica has consecutive ranks."""
+    """Data-parallel degree: number of replicas over which a step's samples are split. A replica has consecutive
+    ranks."""
     quantum: int = 1
-    """Divisor of all global batches but an epoch's last."""
+    """Divisor of all global batches except an epoch's last."""
     together: int = 1
-    """Number of consecutive ranks to place on one node; 1 for no such wish. If a node cannot hold all ranks, the
-    companion takes the greatest common divisor of this number and the node's GPUs."""
+    """Number of consecutive ranks to place on one node; 1 for no preference. If a node has fewer GPUs, the companion
+    uses the greatest common divisor of both numbers."""
     fixed_bytes: int = 0
-    """Fixed bytes of a GPU: weights, gradients, optimizer, workspace. 0 here and below: unknown."""
+    """Bytes of a GPU's memory that do not depend on the batch: weights, gradients, optimizer, workspace. In this field
+    and the next three, 0 means unknown."""
     sample_bytes: int = 0
-    """Bytes of a GPU for each sample of a replica's local batch."""
+    """Bytes of a GPU's memory for each sample of a replica's local batch."""
     replica_bytes: int = 0
     """Bytes that a rank sends within its replica in an optimizer step, for each sample of the replica's local batch."""
     data_bytes: int = 0
@@ -55,18 +57,19 @@ class SizeLimits:
             raise ProtocolError(f"together: {self.gpus} GPUs are not groups of {self.together}")
 
     def most_local(self, memory_bytes: int) -> int | None:
-        """Return the most samples of a replica's pass that fit into `memory_bytes` of each GPU; 0 for none. None if the
-        memory or its use is unknown."""
+        """Return the largest local batch of a replica that fits into `memory_bytes` per GPU; 0 if no sample fits. None
+        if the GPU's memory or the bytes of a sample are unknown."""
         if not memory_bytes or not self.sample_bytes:
             return None
         return self._usable(memory_bytes) // self.sample_bytes
 
     def _usable(self, memory_bytes: int) -> int:
-        """Bytes of a GPU's memory that are left for samples."""
+        """Return the bytes of a GPU's memory that are left for samples."""
         return max(0, int(memory_bytes * MEMORY_SHARE) - self.fixed_bytes)
 
     def measured_sample_bytes(self, memory_bytes: int, samples: int) -> int:
-        """Return the bytes of a sample, given that at most `samples` samples were found to fit into this memory."""
+        """Return the bytes of a sample if `samples` is the largest local batch that was found to fit into this
+        memory."""
         return max(1, self._usable(memory_bytes) // samples)
 
 
@@ -75,21 +78,22 @@ class StrategyLimits:
     """Limits of a strategy at all numbers of GPUs. Raises `ProtocolError` for contradictory values."""
 
     strategy: str
-    """Name of the strategy, for reasons shown to people."""
+    """Name of the strategy in reasons shown to people."""
     sizes: tuple[SizeLimits, ...] = ()
-    """Limits for each valid number of GPUs, ascending; empty if any number is valid and each GPU is a replica."""
+    """Limits for each usable number of GPUs, ascending. Empty if every number is usable and each GPU is a replica."""
     memory_bytes: int = 0
-    """Memory of a GPU; 0 if unknown."""
+    """Bytes of a GPU's memory; 0 if unknown."""
     exact: bool = True
-    """True if training is mathematically unchanged by another number of GPUs at the same global batch."""
+    """True if, at the same global batch, another number of GPUs trains mathematically the same."""
     batch_fixed: bool = False
     """True if the global batch must not change now."""
     carries: tuple[str, ...] = ()
-    """Descriptions of state that a resize carries over besides model and optimizer."""
+    """Descriptions of state besides model and optimizer that is kept in a resize."""
     resets: tuple[str, ...] = ()
-    """Descriptions of state that a resize begins again."""
+    """Descriptions of state that is lost in a resize, and begins again."""
     reshards: bool = False
-    """True if a checkpoint is split again for another number of GPUs, so that a resize reads and writes all of it."""
+    """True if a checkpoint's shards depend on the number of GPUs, so that each resize reads and writes the whole
+    checkpoint."""
     min_steps: int = 0
     """Least optimizer steps between two resizes."""
 
@@ -115,8 +119,8 @@ class StrategyLimits:
         return found if found is not None and found.gpus == gpus else None
 
     def corrected(self, gpus: int, samples: int) -> StrategyLimits:
-        """Return the limits corrected by a measurement: at `gpus` GPUs the largest pass has `samples` samples. The
-        bytes of a sample change by the same factor at all sizes. Unchanged if the formula or the memory is unknown."""
+        """Return the limits after a measurement: `samples` is the largest local batch at `gpus` GPUs. Multiplies the
+        bytes of a sample at all sizes by the same factor. Returns the same limits if formula or memory is unknown."""
         row = self.at(gpus)
         if row is None or not row.most_local(self.memory_bytes):
             return self
@@ -125,15 +129,15 @@ class StrategyLimits:
         return replace(self, sizes=tuple(rows))
 
     def refusal(self, gpus: int) -> str:
-        """Return the reason why the strategy cannot use `gpus` GPUs, and which numbers would fit; empty if it can."""
+        """Return why the strategy cannot use `gpus` GPUs, with the nearest usable numbers; empty if it can."""
         if self.at(gpus) is not None:
             return ""
         return refusal(self.strategy, gpus, [row.gpus for row in self.sizes])
 
 
 def rows_within(rows: Iterable[SizeLimits], any_number: bool) -> tuple[SizeLimits, ...]:
-    """Return the rows of the largest numbers of GPUs, as many as `StrategyLimits.sizes` takes. With `any_number`,
-    return none if there are too many: a number without a row would be refused."""
+    """Return the rows of the largest numbers of GPUs, as many as `StrategyLimits.sizes` may have. With `any_number`
+    return no row at all if there are too many, since a number without a row would be refused."""
     found = tuple(rows)
     if len(found) <= MAX_ROWS:
         return found
@@ -141,7 +145,7 @@ def rows_within(rows: Iterable[SizeLimits], any_number: bool) -> tuple[SizeLimit
 
 
 def refusal(strategy: str, gpus: int, fitting: list[int]) -> str:
-    """Return the sentence for a number of GPUs that a strategy cannot use; `fitting` are valid numbers, ascending."""
+    """Return the message for a number of GPUs that a strategy cannot use. `fitting` are usable numbers, ascending."""
     below = [size for size in fitting if size < gpus]
     nearest = [str(size) for size in (*below[-2:], *fitting[len(below) : len(below) + 2])]
     would = f"{', '.join(nearest)} would fit" if nearest else "no number would fit"

@@ -1,19 +1,25 @@
 """Opt-in of a job by its comment, and the sizes and options that the comment allows.
 
-``ones: gpus=1-16 batch=256-4096`` makes a job elastic. `gpus=4-16:4` allows only 4, 8, 12 and 16, as Slurm writes the
-steps of an array. `nodes=` instead of `gpus=` counts whole nodes. `batch=N` keeps the global batch, and `batch=N+-10%`,
-or `N±10%`, keeps it within a band. `resize=off` asks only for measuring. `array=blocks` says that the tasks of this job
-array are blocks of one job. `size=8` asks for 8 GPUs, by hand. `fuse=NAME` says that jobs of this sweep may be trained
-as one. `deadline=2026-12-01T18:00` (local time), or `deadline=6h` (since submission), is the time by which the job is
-to end. `kinds=a100,v100`, or `kinds=any`, lets the job have GPUs of these Slurm types, and change between them.
-`guests=off` keeps its blocks out of preemptible queues. With `guests=partition:scavenge`, or `guests=qos:NAME`, the job
-itself moves its further blocks to that queue while no companion decides for it. `cost=1.5` lets the job use 1.5 times
-the GPU-hours of its size at submission, if growth is charged. `notify=https://HOST/PATH` has the job's events posted
-there, if the site lets users name that host.
+``ones: gpus=1-16 batch=256-4096`` makes a job elastic. The words after ``ones:`` are:
 
-A comment that does not start with ``ones:`` opts in to nothing, even if this word comes later: such a comment may only
-mention or quote an opt-in, and a guess would change somebody's job. The owner of a comment that nearly opts in is shown
-the right line.
+- `gpus=1-16`: smallest and largest number of GPUs. `gpus=4-16:4` allows only 4, 8, 12 and 16, as in Slurm's `--array`.
+- `nodes=1-4`: the same in whole nodes, in place of `gpus=`.
+- `batch=256-4096`: range of the global batch. `batch=N` fixes it; `batch=N+-10%`, or `N±10%`, is a range around N.
+- `resize=off`: the job is only measured.
+- `array=blocks`: the tasks of this job array are blocks of one job.
+- `size=8`: the owner asks for 8 GPUs by hand.
+- `fuse=NAME`: jobs with the same name are a sweep, and may be trained as one.
+- `deadline=2026-12-01T18:00` (local time), or `deadline=6h` (since submission): time by which the job is to end.
+- `kinds=a100,v100`, or `kinds=any`: types of GPU, as Slurm names them, between which the job may change.
+- `guests=off`: no block of the job enters a preemptible queue.
+- `guests=partition:scavenge`, or `guests=qos:NAME`: the job itself moves its further blocks to that queue while no
+  companion decides for it.
+- `cost=1.5`: the job may use 1.5 times the GPU-hours of its size at submission, if the site charges growth.
+- `notify=https://HOST/PATH`: the job's events are posted to this address, if the site allows the host.
+
+A comment that does not start with ``ones:`` is no opt-in, even if the word comes later: such a comment may quote an
+opt-in, and a wrong guess would change another user's job. A comment that is nearly an opt-in is shown to its owner with
+the correct line.
 """
 
 from __future__ import annotations
@@ -34,14 +40,15 @@ MOST_KINDS = 16
 ANY = "any"
 """Word for all types of GPU."""
 KIND = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
-"""Pattern of the GPU types that a comment may name; Slurm allows further names, which jobs cannot ask for here."""
+"""Pattern of the GPU types that a comment may name. Slurm allows other characters, too; such types cannot be named
+here."""
 
 _PREFIX = re.compile(r"\s*ones:", re.IGNORECASE)
 _NEARLY = re.compile(
     r"(?<![\w/.-])ones?\s*(?:[^\w\s]\s*)?(?:gpus|nodes|batch|resize|array)\s*[=:]|(?<![\w/.-])ones\s*[:;\uff1a\ufe55\ua789\u2236]\s*\Z",
     re.IGNORECASE,
 )
-"""Pattern of words that only people who mean to opt in write."""
+"""Pattern of a comment whose author probably meant to opt in."""
 _WORD = re.compile(
     r"\b(gpus|nodes|batch|resize|array)\s*[=:]\s*(\w+)(?:\s*[-–—]\s*(\d+)(:\d+)?|\s*((?:\+-|±)\s*\d+\s*%))?",
     re.IGNORECASE,
@@ -49,7 +56,7 @@ _WORD = re.compile(
 _EXAMPLE = "ones: gpus=1-16 batch=32-1024"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,39}", re.ASCII)
 _SEPARATORS = re.compile(r"(?:\s|,(?=\s|,|\Z|[a-z]+=))+")
-"""Pattern of the separators of words: spaces, or a comma that is not between types of GPU."""
+"""Pattern of what separates words: spaces, and commas except those between types of GPU."""
 _RANGE = re.compile(r"(\d{1,12})(?:-(\d{1,12}))?", re.ASCII)
 _BAND = re.compile(r"(\d{1,12})(?:\+-|±)(\d{1,2})%", re.ASCII)
 _STEP = re.compile(r"[1-9]\d{0,5}", re.ASCII)
@@ -77,21 +84,22 @@ class Deadline:
 
 
 class GuestQueue(NamedTuple):
-    """Queue in which a job's further blocks wait, by its owner's choice. Only the owner's processes act on this choice,
-    with the owner's rights: an operator's rights could reach queues closed to the owner."""
+    """Queue for a job's further blocks, named by the job's owner. Only processes of the owner move jobs to it. An
+    operator's rights could reach queues that are closed to the owner."""
 
     kind: str
-    """partition or qos."""
+    """Either `partition` or `qos`."""
     name: str
 
 
 class BadComment(ValueError):
-    """Error of a comment that opts in but cannot be understood; the message names the bad word."""
+    """Error of a comment that opts in but cannot be understood; the message names the wrong word."""
 
 
 @dataclass(frozen=True)
 class OptIn:
-    """Ranges that a job's owner allows, both ends included; None if the comment gives no range."""
+    """Sizes and options that a job's owner allows. Both ends of a range are included; None if the comment has no such
+    range."""
 
     gpus: Range | None
     nodes: Range | None
@@ -100,27 +108,28 @@ class OptIn:
     blocks: bool = False
     """True if the tasks of the job's array are blocks of one job."""
     size: int | None = None
-    """GPUs that the owner asks for by hand, until the comment changes; None if the owner asks for no size."""
+    """Number of GPUs that the owner asks for by hand, until the comment changes; None for no such wish."""
     fuse: str = ""
     """Name of the sweep whose jobs may be trained as one; empty if none."""
     deadline: Deadline | None = None
     """Time by which the job is to end; None for no deadline."""
     step: int = 1
-    """Step between allowed numbers of GPUs, counted from the smallest: for a strategy that cannot use others, until the
-    job's first run reports its limits."""
+    """Step between allowed numbers of GPUs, counted from the smallest. It is for a strategy that cannot use other
+    numbers, until the job's first run reports its limits."""
     kinds: tuple[str, ...] = ()
-    """Types of GPU that the job may have, or `any` for all; empty for the type given to sbatch."""
+    """Types of GPU that the job may have, or `any` for all; empty for the type in the job's request."""
     guests: bool | GuestQueue = True
-    """True if blocks beyond sbatch's request may wait in a preemptible queue; a `GuestQueue` names the queue to use
-    while no companion decides."""
+    """True if blocks beyond the job's request may enter a preemptible queue. A `GuestQueue` is the queue to which the
+    job itself moves them while no companion decides."""
     cost: float | None = None
-    """Largest ratio of the job's GPU-hours to those at the size it asked for; None for the site's limit."""
+    """Largest allowed ratio of the job's GPU-hours to the GPU-hours at the size of its request; None for the site's
+    limit."""
     notify: str = ""
-    """Address to which the job's events are posted, if the site lets users name its host; empty for none."""
+    """Address to which the job's events are posted, if the site allows its host; empty for none."""
 
 
 class _NotUnderstood(ValueError):
-    """Error of a bad value; the message says what was expected."""
+    """Error of a wrong value; the message says what was expected."""
 
 
 def _range(text: str, most: int) -> Range:
@@ -144,7 +153,7 @@ def _batch(text: str) -> Range:
 
 
 def _stepped(text: str) -> tuple[Range, int]:
-    """Parse a range of GPUs with an optional step, such as `4-16:4`; return both."""
+    """Parse a range of GPUs with an optional step, such as `4-16:4`. Return (range, step)."""
     whole, colon, step = text.partition(":")
     low, high = _range(whole, MAX_GPUS)
     if colon and (_STEP.fullmatch(step) is None or int(step) > max(high - low, 1)):
@@ -222,7 +231,7 @@ _VALUES: dict[str, Callable[[str], Any]] = {
 
 
 def meant(comment: str) -> str:
-    """Return the correct comment that comes closest to a user's `words`; an example if none is close."""
+    """Return a correct comment with the words that a wrong comment seems to mean; an example if there is none."""
     found = {
         one[1].lower(): one[2] + (f"-{one[3]}{one[4] or ''}" if one[3] else "".join((one[5] or "").split()))
         for one in _WORD.finditer(comment[:1000])
@@ -235,15 +244,15 @@ def meant(comment: str) -> str:
 
 
 def near_miss(comment: str) -> str:
-    """Return the opt-in that a comment probably means but does not make; empty if the comment is not close to an
-    opt-in. Only to be shown to people, never to be acted on."""
+    """Return the correct opt-in for a comment that nearly opts in; empty for any other comment. It is only shown to
+    people, and never acted on."""
     return meant(comment) if not _PREFIX.match(comment) and _NEARLY.search(comment[:1000]) else ""
 
 
 @lru_cache(maxsize=1024)
 def parse_comment(comment: str) -> OptIn | None:
-    """Return the opt-in in a job's comment; None if the comment does not opt in. Raises `BadComment` naming the word
-    that is wrong, given twice, or contradicts another."""
+    """Return the opt-in in a job's comment; None if the comment does not opt in. Raises `BadComment` if a word is
+    wrong, given twice, or contradicts another word."""
     try:
         return _parse(comment)
     except BadComment as error:
@@ -300,6 +309,6 @@ def _check_size(size: int, gpus: Range | None, step: int) -> None:
 
 
 def with_size(comment: str, size: int | None) -> str:
-    """Return an opt-in comment with `size=` set to this number of GPUs, or removed for None."""
+    """Return an opt-in comment whose `size=` is this number of GPUs; for None, return it without `size=`."""
     kept = re.sub(r"(?<![^\s,:])size=[^\s,]*,?", "", comment)
     return " ".join([*kept.split(), *([] if size is None else [f"size={size}"])])

@@ -1,6 +1,7 @@
-"""Command lines by which Slurm changes a job, for the job's own launcher and for the companion.
+"""Command lines that change a job in Slurm, for the job's own launcher and for the companion.
 
-Only this module builds them. Needs only the standard library. A job is named by its id, or as a task `<array>_<task>`.
+No other module builds such command lines. A job is given by its id, or as a task `<array>_<task>`. Needs only the
+standard library.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ from collections.abc import Iterable
 from typing import Protocol
 
 NO_LICENSES = "none"
-"""Word for "no licences"."""
+"""Word in `QueueWords` that removes all licences from a job."""
 QueueWords = tuple[str, str, str, float, str]
-"""Partition, QOS, account, time limit in seconds (infinity for none), and licences; empty or 0 leaves the job's own."""
+"""Partition, QOS, account, time limit in seconds (infinity for none), and licences. An empty text or 0 leaves what the
+job has."""
 UNCHANGED: QueueWords = ("", "", "", 0.0, "")
 
 
@@ -31,7 +33,8 @@ def requeue_command(job: object, *, hold: bool = True) -> list[str]:
 
 
 def again_command(job: object, *, hold: bool) -> list[str]:
-    """Return the command that requeues a running or ended job; with `hold` the job starts only after its release."""
+    """Return the command that requeues a running or ended job; with `hold`, the job starts only after it was
+    released."""
     return ["scontrol", "requeuehold" if hold else "requeue", str(job)]
 
 
@@ -46,7 +49,8 @@ def hold_tasks_command(array: int, tasks: Iterable[int]) -> list[str]:
 
 
 def move_command(job: object, queue: QueueWords, *words: str) -> list[str]:
-    """Return the command that moves a pending job to another queue and sets its time limit, which the QOS resets."""
+    """Return the command that moves a pending job to another queue. Its time limit is set too, since a change of QOS
+    resets it."""
     names = zip(("Partition", "QOS", "Account", "TimeLimit"), queue[:4], strict=True)
     found = [f"{key}={_minutes(value) if isinstance(value, float) else value}" for key, value in names if value]
     found += [f"Licenses={'' if queue[4] == NO_LICENSES else queue[4]}"] if queue[4] else []
@@ -68,14 +72,14 @@ def reshape_command(
     cpus_per_gpu: int = 0,
     others: str = "",
 ) -> list[str]:
-    """Return the command that changes a pending job's shape. `kind` is the GPU type that the job asks for, `others` its
-    further GRES: Slurm would drop a type or GRES that is not repeated. With `tasks` the number of tasks changes, too;
-    with `cpus_per_gpu` the number of CPUs follows the GPUs.
+    """Return the command that changes a pending job's shape. `kind` is the GPU type of the job's request, `others` its
+    further GRES: both are repeated, since Slurm would drop them. With `tasks` the number of tasks becomes the number of
+    nodes. With `cpus_per_gpu` the number of CPUs follows the GPUs.
 
-    Nodes are given as N-N, since a job submitted with -N1 also has a maximum. CPUs must change as well: Slurm raises
-    their number with the nodes and leaves it there. Back on one node the job might ask for more CPUs than a node has. A
-    job whose node count was refused can be neither updated nor released. Slurm adds the CPUs of --cpus-per-gpu and
-    --cpus-per-task.
+    Nodes are given as N-N, since a job submitted with -N1 also has a maximum. The number of CPUs is set, too: Slurm
+    raises it with the nodes, but never lowers it. So after a change back to one node the job might ask for more CPUs
+    than a node has. A job whose node count was refused can be neither updated nor released. Slurm itself adds the CPUs
+    of --cpus-per-gpu and --cpus-per-task.
     """
     cpus = max(shape.nodes, shape.nodes * shape.gpus_per_node * cpus_per_gpu)
     words = [f"NumNodes={shape.nodes}-{shape.nodes}", f"NumCPUs={cpus}"]
@@ -86,22 +90,23 @@ def reshape_command(
 
 
 def defer_command(job: object, when: str) -> list[str]:
-    """Return the command that sets a pending job's earliest start: `when` is `now`, `now+SECONDS` or `utsSECONDS`."""
+    """Return the command that sets a pending job's earliest start. `when` is `now`, `now+SECONDS` or `utsSECONDS`."""
     return ["scontrol", "update", f"JobId={job}", f"StartTime={when}"]
 
 
 def release_commands(job: object, *, start: str = "") -> list[list[str]]:
-    """Return the commands that release a held job; with `start`, its earliest start is set first (`defer_command`)."""
+    """Return the commands that release a held job. With `start`, its earliest start is set first (as in
+    `defer_command`)."""
     return [*([defer_command(job, start)] if start else []), ["scontrol", "release", str(job)]]
 
 
 def throttle_command(array: int, most: int) -> list[str]:
-    """Return the command that lets at most `most` tasks of an array run at once; 0 for any number."""
+    """Return the command that limits an array to `most` running tasks; 0 for no limit."""
     return ["scontrol", "update", f"JobId={array}", f"ArrayTaskThrottle={most}"]
 
 
 ALREADY_ENDED = "already finished"
-"""Part of Slurm's error for a throttle once a task has ended, although the throttle was changed."""
+"""Part of Slurm's error for a throttle of an array that has ended tasks. Slurm changes the throttle all the same."""
 
 
 def cancel_waiting_command(array: int) -> list[str]:

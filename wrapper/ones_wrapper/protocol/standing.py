@@ -1,13 +1,14 @@
-"""Standing guests: a job of blocks that borrows GPUs by itself, without a companion.
+"""Standing guests: a job of blocks borrows GPUs by itself, without a companion.
 
-Its owner writes `guests=partition:NAME`, or `guests=qos:NAME`, into its comment. The array's waiting tasks are moved to
-that queue with the owner's rights, one order names all tasks, and the array's throttle is lifted. From then on Slurm
-starts these tasks as there is room, preempts them for anybody and starts them again. One task stays in the job's own
-queue, and may start as the next base block when the present base block's time is nearly over.
+The job's owner writes `guests=partition:NAME`, or `guests=qos:NAME`, into its comment. With the owner's rights, the job
+then moves the array's waiting tasks to that queue. It writes one order that names all tasks, and lifts the array's
+throttle. From then on Slurm starts these tasks when GPUs are free, preempts them for other jobs, and starts them again.
+One task stays in the job's own queue. It may start as the next base block shortly before the present base block's time
+limit.
 
-No task is ever held, so nobody has to release one: a task that must not start yet waits behind the array's throttle, or
-has a later start time. Each `look` reads the state in Slurm, and makes the changes that are missing. So the process may
-die between any two commands, and two processes may look at once. Nothing here opens a file or starts a process.
+No task is ever held, so none has to be released. A task that must not start yet waits for the array's throttle, or has
+a later start time. Each `look` reads the state from Slurm and makes the changes that are missing. So the process may
+die between any two commands, and two processes may do this at once. This module opens no file and starts no process.
 """
 
 from __future__ import annotations
@@ -30,23 +31,24 @@ from ones_wrapper.protocol.slurm_commands import (
 )
 
 ORDER = 1
-"""Number of the order that names all tasks. A companion's numbers are milliseconds since 1970, so its orders win."""
+"""Number of the order that names all tasks. A companion's orders have higher numbers (milliseconds since 1970), and so
+replace it."""
 NEAR_S = 900.0
-"""Time before the base block's end at which the next base block may start."""
+"""Seconds before the base block's time limit from which the next base block may start."""
 AGAIN_S = 60.0
-"""Shortest time between two requeues of a guest by this class."""
+"""Fewest seconds between two requeues of the same guest."""
 _WAITS, _RUNS = "PENDING", frozenset({"RUNNING", "CONFIGURING", "SUSPENDED", "STAGE_OUT"})
 _LEFT = frozenset({"PREEMPTED", "COMPLETED"})
 _ENDED = _LEFT | {"CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL", "OUT_OF_MEMORY", "DEADLINE", "REVOKED"}
 _LATER = re.compile(r"contact|timed out|no answer|connect|communication|transition|try again", re.IGNORECASE)
-"""Pattern of Slurm's errors after which a command may succeed later."""
+"""Pattern of Slurm's errors after which the same command may succeed later."""
 
 Run = Callable[[list[str]], tuple[str, str]]
 """Function that runs a Slurm command and returns its output and its error; the error is empty on success."""
 
 
 class QueueLine(NamedTuple):
-    """A task of an array, as squeue shows it."""
+    """A task of an array, as squeue prints it."""
 
     task: int
     state: str
@@ -55,12 +57,12 @@ class QueueLine(NamedTuple):
     limit_s: float
     """Time limit in seconds; 0 for none."""
     end: float
-    """Unix time in seconds of the task's latest end; 0 if unknown."""
+    """Latest end of the task, as Unix time in seconds; 0 if unknown."""
     reason: str
     comment: str
 
     def among(self, queue: GuestQueue) -> bool:
-        """Tell whether the task's partition or QOS is that of `queue`."""
+        """Return True if the task is in this partition, or has this QOS."""
         return (self.partition if queue.kind == "partition" else self.qos) == queue.name
 
     @property
@@ -69,8 +71,8 @@ class QueueLine(NamedTuple):
 
 
 def look_command(array: int) -> list[str]:
-    """Return the squeue command that lists an array's tasks. Its environment needs SLURM_TIME_FORMAT=%s, and no format
-    of the user's."""
+    """Return the squeue command that lists an array's tasks. Run it with SLURM_TIME_FORMAT=%s, and without the user's
+    SQUEUE_FORMAT."""
     return ["squeue", "--noheader", "--array", "--states=all", f"--jobs={array}", "--format=%K|%T|%P|%q|%l|%e|%r|%k"]
 
 
@@ -96,7 +98,8 @@ def _seconds(text: str) -> float:
 
 
 def chosen(lines: Iterable[QueueLine]) -> tuple[OptIn, GuestQueue] | None:
-    """Return the opt-in in the job's comment, and its guest queue; None if none is named. Raises `BadComment`."""
+    """Return the opt-in in the job's comment, and the guest queue that it names; None if it names none. Raises
+    `BadComment`."""
     for line in lines:
         optin = parse_comment(line.comment)
         if optin is not None and optin.blocks and isinstance(optin.guests, GuestQueue):
@@ -105,18 +108,19 @@ def chosen(lines: Iterable[QueueLine]) -> tuple[OptIn, GuestQueue] | None:
 
 
 def most_guests(optin: OptIn, nodes: int, gpus_per_node: int) -> int:
-    """Return the number of blocks that the job may have beyond its base block, each of the shape given to sbatch."""
+    """Return the number of guests that the job may have besides its base block, if each has the shape of the job's
+    request."""
     most, each = (optin.gpus[1], nodes * gpus_per_node) if optin.gpus else ((optin.nodes or (1, 1))[1], nodes)
     return most // each - 1 if each else 0
 
 
 def is_companions(number: int) -> bool:
-    """Tell whether an order with this number is a companion's."""
+    """Return True if this is the number of a companion's order."""
     return number >= 10**9
 
 
 class StandingGuests:
-    """Manages the standing guests of one job, in one process."""
+    """Manager of the standing guests of one job, in one process."""
 
     def __init__(
         self,
@@ -127,23 +131,24 @@ class StandingGuests:
         say: Callable[[str], None],
         clock: Callable[[], float],
     ) -> None:
-        """`shape` is a block's number of nodes and GPUs a node. `order` writes the order that names the given tasks,
-        unless a newer order exists, and returns the error of a failure. `say` writes a line for people."""
+        """`shape` is (nodes, GPUs per node) of a block. `order` writes the order that names the given tasks, unless a
+        newer order exists, and returns an error or ''. `say` writes a line to the log."""
         self._array, self._shape = array, shape
         self._run, self._order, self._say, self._clock = run, order, say, clock
         self._said: set[str] = set()
         self._kept: dict[int, float] = {}
-        """Earliest start of tasks that must wait, as Unix time in seconds."""
+        """Earliest start of each task that must wait, as Unix time in seconds."""
         self._again: dict[int, float] = {}
-        """Time of each task's last requeue by this object; infinite after a lasting refusal."""
+        """Time at which this object last requeued each task; infinity if Slurm refused for good."""
         self._home = UNCHANGED
         """Queue of the base block."""
         self._most = -1
         self._open = False
-        """True once the array's throttle is lifted."""
+        """True after the array's throttle was lifted."""
 
     def look(self) -> bool:
-        """Read the job's tasks from Slurm, and change what must change. Returns False if no further call is needed."""
+        """Read the job's tasks from Slurm, and make the changes that are missing. Return False if no further call is
+        needed."""
         text, why = self._run(look_command(self._array))
         if why:
             self._tell(f"the job's tasks could not be asked for ({why})")
@@ -194,7 +199,7 @@ class StandingGuests:
         return self._most > 0
 
     def _without_base(self, lines: Sequence[QueueLine], queue: GuestQueue) -> None:
-        """Let the next base block start now, since none runs."""
+        """Let the next base block start now, since no base block runs."""
         own = self._startable(lines, queue, lent=False)
         if own:
             first = min(own, key=lambda one: (not self._waits_for_a_time(one), one.task))
@@ -210,7 +215,7 @@ class StandingGuests:
             self._tell(f"{_shown(queue)}: no task waits in the job's own queue to be its next base")
 
     def _startable(self, lines: Iterable[QueueLine], queue: GuestQueue, *, lent: bool) -> list[QueueLine]:
-        """Return the pending tasks without a hold: in the guests' queue if `lent`, else outside it."""
+        """Return the pending tasks that are not held: those in the guests' queue if `lent`, else those outside it."""
         waiting = (one for one in lines if one.state == _WAITS and not one.reason.startswith("JobHeld"))
         return [one for one in waiting if one.among(queue) is lent]
 
@@ -218,7 +223,7 @@ class StandingGuests:
         return one.task in self._kept or one.reason == "BeginTime"
 
     def _limit_s(self, queue: GuestQueue, limit_s: float) -> float:
-        """Return a guest's time limit in seconds: the base block's limit, at most the guest partition's."""
+        """Return a guest's time limit in seconds: the smaller of the base block's limit and the guest partition's."""
         if queue.kind != "partition":
             return limit_s
         text, _ = self._run(["sinfo", "--noheader", f"--partition={queue.name}", "--format=%l"])
@@ -226,7 +231,7 @@ class StandingGuests:
         return min(limit_s or most_s, most_s or limit_s)
 
     def _move(self, one: QueueLine, queue: GuestQueue, limit_s: float) -> str:
-        """Move a task to the guests' queue; return the reason of a failure, empty for success."""
+        """Move a task to the guests' queue; return the reason of a failure, or ''."""
         names = (queue.name, "") if queue.kind == "partition" else ("", queue.name)
         now = ("StartTime=now",) if self._waits_for_a_time(one) else ()
         command = move_command(self._name(one), (*names, "", limit_s, ""), *now)
@@ -236,7 +241,8 @@ class StandingGuests:
         return why
 
     def _keep(self, one: QueueLine, until: float, *, back: bool) -> bool:
-        """Keep a task in the job's own queue and set its earliest start; return whether Slurm accepted both."""
+        """Set the earliest start of a task that is to be the next base block; with `back`, first move it to the job's
+        own queue. Return True if Slurm accepted that."""
         before = self._kept.get(one.task, 0.0)
         if not back and (before == until or abs(before - until) < 60.0):
             return True
@@ -249,15 +255,15 @@ class StandingGuests:
         return not why
 
     def _start_again(self, one: QueueLine) -> None:
-        """Requeue a guest that Slurm cancelled, or that reached its time limit; at most once in `AGAIN_S` seconds."""
+        """Requeue a guest that Slurm preempted, or that ended; at most once in `AGAIN_S` seconds."""
         now = self._clock()
         if now - self._again.get(one.task, 0.0) >= AGAIN_S:
             why = self._change(again_command(self._name(one), hold=False), f"guest {one.task} does not come back")
             self._again[one.task] = now if not why or _LATER.search(why) else math.inf
 
     def _begin(self, lines: Sequence[QueueLine], queue: GuestQueue, lent: set[int]) -> None:
-        """Write an order that names all tasks, likely leaders first, and lift the array's throttle. Called once each
-        task is in its right queue."""
+        """Write an order that names all tasks, tasks outside the guests' queue first, and lift the array's throttle.
+        Called once each task is in its right queue."""
         tasks = sorted((one.task for one in lines), key=lambda task: (task in lent, task))
         if why := self._order(tuple(tasks[:MAX_BLOCKS])):
             self._tell(f"{_shown(queue)}: no order could be written ({why}); the job trains on as it is")
@@ -270,7 +276,7 @@ class StandingGuests:
             )
 
     def _change(self, command: list[str], otherwise: str) -> str:
-        """Run a Slurm command; return the reason of a failure, empty for success."""
+        """Run a Slurm command; return the reason of a failure, or ''."""
         _, why = self._run(command)
         if why and ALREADY_ENDED not in why:
             self._tell(f"{otherwise}: Slurm says: {why}")
