@@ -1,1 +1,1 @@
-"""Data of one rank in one step: shares of the global batch, samples, streams and random numbers."""
+"""Data of one rank in one step: its share of the global batch, its samples, streams and random numbers."""

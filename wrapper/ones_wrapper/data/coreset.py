@@ -1,15 +1,16 @@
-"""CRAIG: a weighted subset whose gradient is close to that of all data (Mirzasoleiman et al., ICML 2020,
+"""CRAIG: a weighted subset of the data whose gradient is close to that of all data (Mirzasoleiman et al., ICML 2020,
 arXiv:1906.01827).
 
-The subset S of a class minimises Σ_i min_{j∈S} d_ij over its samples i. d_ij is the distance of gradients (an upper
-bound, or in the last layer): a facility location. F(S) = Σ_i (d_max − min_{j∈S} d_ij) is monotone and submodular. So
-the greedy choice of a size reaches at least 1 − 1/e of the best F of that size. Lazy evaluation finds this choice
-(Minoux 1978). A chosen sample's weight is the number of samples nearest to that sample (eq. 9, Algorithm 1).
+For each class, the subset S minimises Σ_i min_{j∈S} d_ij over the class's samples i: a facility location problem. d_ij
+is the distance between the gradients of samples i and j (an upper bound, or in the last layer). F(S) = Σ_i (d_max −
+min_{j∈S} d_ij) is monotone and submodular. So a greedy choice of n samples reaches at least 1 − 1/e of the largest F of
+any n samples. Lazy evaluation computes this choice (Minoux 1978). The weight of a chosen sample is the number of
+samples to which it is the nearest chosen one (eq. 9, Algorithm 1).
 
-A class of more than `shard` samples is cut into random shards. The greedy algorithm chooses in each shard, then again
-among all chosen samples (GreeDi: Mirzasoleiman et al., NIPS 2013). The shards depend only on the data and are dealt to
-the ranks, so a selection is the same at any world size. A rank holds `shard`² distances, and in the second round at
-most `MOST`.
+A class of more than `shard` samples is cut into random shards. The greedy algorithm chooses within each shard, and then
+among all chosen samples (GreeDi: Mirzasoleiman et al., NIPS 2013). The shards depend only on the data, and are
+distributed over the ranks, so that the result is the same at any world size. A rank holds `shard`² distances, and in
+the second round at most `MOST`.
 """
 
 from __future__ import annotations
@@ -29,33 +30,36 @@ from ones_wrapper.group import Group
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 FeaturesOf = Callable[[Ints], Floats]
-"""Function from the samples' numbers in the dataset to their features, one row a sample."""
+"""Function from samples' numbers in the dataset to their features, one row for each sample."""
 
 MOST = 2**26
-"""Most distances that GreeDi's second round holds (512 MiB). Of a class that needs more, a random part is used."""
+"""Most distances in memory in GreeDi's second round (512 MiB). If a class needs more, distances from a random part of
+its samples are used."""
 
 
 NORM_BITS = 25
-"""Bits of the longest row of features, in quanta. Squares of distances then stay below 2^52, exact in float64."""
+"""Bits of the length of the longest feature row, as a multiple of the quantum. Squared distances then stay below 2^52,
+and so are exact in float64."""
 
 
 @dataclass(frozen=True)
 class Coreset:
-    """Coreset that `Job.loader(dataset, coreset=...)` trains on: a part of the data, with weights of mean 1."""
+    """Options of a coreset, a weighted part of the data, for `Job.loader(dataset, coreset=...)`. The weights have mean
+    1."""
 
     fraction: float
-    """Part of the samples that is chosen, from 0 to 1."""
+    """Share of the samples to choose, above 0 and at most 1."""
     every: int = 0
     """Epochs between two selections; 0 for a single selection, before the first epoch."""
     features: Callable[[Any], torch.Tensor] | None = None
-    """Function from a collated batch to one row of features a sample (`last_layer_gradient`). Distances of rows stand
-    for distances of gradients. None: use the batch's first part, whose distances bound these for a convex model."""
+    """Function from a collated batch to one row of features for each sample (`last_layer_gradient`). The distance
+    between two rows approximates the distance between the samples' gradients. None: the batch's first part, whose
+    distances bound those of the gradients for a convex model."""
     labels: Any = None
-    """The class of each sample of the dataset, as whole numbers; None: the dataset's own (`targets`, `labels`, or the
-    last of a TensorDataset). Without classes, give zeros.
-    """
+    """Class of each sample of the dataset, as whole numbers; for data without classes, zeros. None: the dataset's own
+    (`targets`, `labels`, or the last tensor of a TensorDataset)."""
     shard: int = 2048
-    """Most samples of a class from which one greedy round chooses."""
+    """Most samples of a class among which one greedy round chooses."""
 
     def __post_init__(self) -> None:
         if not 0 < self.fraction <= 1:
@@ -66,14 +70,14 @@ class Coreset:
             raise ValueError(f"coreset: every={self.every} must be 0 or more, and shard={self.shard} 1 or more")
 
     def size(self, samples: int) -> int:
-        """Number of samples chosen out of `samples`."""
+        """Return the number of samples to choose from `samples`."""
         return max(1, round(self.fraction * samples))
 
 
 def last_layer_gradient(logits: torch.Tensor, labels: torch.Tensor, hidden: torch.Tensor | None = None) -> torch.Tensor:
-    """Return each sample's gradient of the cross-entropy by the logits, [samples, classes]. With the last layer's
-    inputs `hidden`, [samples, width], return the gradient by that layer's weights, [samples, classes × width] (§3.4).
-    """
+    """Return each sample's gradient of the cross-entropy with respect to the logits, [samples, classes]. If the last
+    layer's inputs `hidden` are given, [samples, width], return the gradient with respect to that layer's weights,
+    [samples, classes × width] (§3.4)."""
     gradient = torch.softmax(logits.detach().float(), 1)
     gradient[torch.arange(len(labels)), labels] -= 1.0
     if hidden is None:
@@ -82,10 +86,10 @@ def last_layer_gradient(logits: torch.Tensor, labels: torch.Tensor, hidden: torc
 
 
 def distances(one: Floats, other: Floats) -> Floats:
-    """Return the Euclidean distances of rows as whole numbers of a quantum, [rows of one, rows of other].
+    """Return the Euclidean distances between all rows as multiples of a quantum, [rows of one, rows of other].
 
-    Features are rounded to whole numbers of the quantum first. So sums of products and of distances are exact. On any
-    processor equal features have equal distances, and the greedy algorithm makes the same choice.
+    Features are first rounded to multiples of the quantum, so that sums of products and of distances are exact. So
+    equal features give equal distances on every processor, and the greedy algorithm makes the same choice.
     """
     one, other = in_quanta(one, other)
     squares = (one**2).sum(1)[:, None] + (other**2).sum(1)[None, :] - 2.0 * (one @ other.T)
@@ -94,8 +98,8 @@ def distances(one: Floats, other: Floats) -> Floats:
 
 
 def in_quanta(one: Floats, other: Floats) -> tuple[Floats, Floats]:
-    """Return both arrays of features, measured from the middle of their range, as whole numbers of a common quantum.
-    The quantum is a power of two by which the longest row has `NORM_BITS` bits."""
+    """Return both arrays of features, relative to the middle of their range, as multiples of a common quantum. The
+    quantum is a power of two, chosen so that the longest row's length has `NORM_BITS` bits."""
     rows = np.concatenate([one, other])
     rows = rows - (rows.min(0, initial=math.inf) / 2 + rows.max(0, initial=-math.inf) / 2)
     # A bound of the longest row, then its length: the rounding of both is the same on any processor.
@@ -106,10 +110,10 @@ def in_quanta(one: Floats, other: Floats) -> tuple[Floats, Floats]:
 
 
 def lazy_greedy(distance: Floats, count: int) -> list[int]:
-    """Return `count` columns in the order of the greedy algorithm's choice; ties go to the first column.
+    """Return `count` columns in the order in which the greedy algorithm chooses them; of equal ones the first.
 
-    `distance[i, j]` lies between sample i and candidate j. A candidate's gain can only fall as other candidates are
-    chosen. So a candidate whose updated gain beats all others' outdated gains is next.
+    `distance[i, j]` is the distance of sample i from candidate j. A candidate's gain can only fall while others are
+    chosen. So a candidate whose recomputed gain is above the other candidates' old gains is the next choice.
     """
     nearest = np.full(len(distance), distance.max(initial=0.0))
     columns = np.ascontiguousarray(distance.T)
@@ -132,13 +136,13 @@ def lazy_greedy(distance: Floats, count: int) -> list[int]:
 
 
 def cost(distance: Floats, chosen: Sequence[int]) -> float:
-    """Return the cost that CRAIG minimises, Σ_i min_{j∈chosen} d_ij."""
+    """Return Σ_i min_{j∈chosen} d_ij, which CRAIG minimises."""
     return float(distance[:, list(chosen)].min(1).sum())
 
 
 def budgets(sizes: Sequence[int], count: int) -> list[int]:
-    """Return the number of samples to choose from each class: proportional to its size, at least 1 if `count` suffices.
-    The numbers add up to `count`."""
+    """Return the number of samples to choose from each class, with sum `count`. It is proportional to the class's size,
+    and at least 1 if `count` is not below the number of classes."""
     total = sum(sizes)
     found = [count * size // total for size in sizes]
     least = [min(1, size) for size in sizes] if count >= sum(1 for size in sizes if size) else [0] * len(sizes)
@@ -156,17 +160,18 @@ def budgets(sizes: Sequence[int], count: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Chosen:
-    """A weighted subset of a dataset: the samples' indices and weights."""
+    """A weighted subset of a dataset: numbers and weights of its samples."""
 
     indices: Ints
     weights: Floats
-    """Weight of each sample; the mean is 1."""
+    """Weight of each chosen sample; the mean is 1."""
 
 
 def select(features_of: FeaturesOf, labels: Ints, count: int, group: Group, shard: int = 2048) -> Chosen:
-    """Choose `count` samples and weights. Collective; all ranks get the same. Raises `RankError` if features fail.
+    """Choose `count` samples and their weights. Collective; all ranks return the same. Raises `RankError` if
+    `features_of` fails.
 
-    `features_of` is called once for each sample. For a class of several shards, one rank calls it a second time for the
+    `features_of` is called once for each sample. For a class of several shards, one rank calls it once more with the
     class's samples.
     """
     if count > len(labels):
@@ -215,8 +220,8 @@ def select(features_of: FeaturesOf, labels: Ints, count: int, group: Group, shar
 
 
 def _among(features_of: FeaturesOf, members: Ints, shards: list[tuple[Ints, Floats]], count: int) -> list[int]:
-    """Return the positions of GreeDi's second round among the samples that all shards chose. The result is the better
-    of a greedy choice among these samples and the best shard's own choice."""
+    """Return the positions of the samples that GreeDi's second round chooses among the samples chosen in all shards.
+    This is a greedy choice among them, or the choice of a single shard if that has a lower cost."""
     candidates = np.concatenate([features for _, features in shards])
     held = max(1, MOST // len(candidates))
     if len(members) > held:
@@ -234,7 +239,8 @@ def _among(features_of: FeaturesOf, members: Ints, shards: list[tuple[Ints, Floa
 def _nearest(
     mine: list[tuple[int, Ints]], rows: list[Floats], final: dict[int, tuple[Ints, Floats]], samples: int
 ) -> Floats:
-    """Count, for each chosen sample's number in the dataset, this rank's samples that are nearest to it."""
+    """Return, for each sample of the dataset, the number of this rank's samples to which it is the nearest chosen
+    one."""
     counts = np.zeros(samples)
     for (kind, _), features in zip(mine, rows, strict=True):
         indices, theirs = final[kind]

@@ -1,7 +1,7 @@
-"""The feed of a coreset: epochs over a chosen part of the data, each local batch with its samples' weights.
+"""The feed of a coreset: epochs over the chosen samples, each local batch with its samples' weights.
 
-Checkpoints and joining blocks get the selection, so a resize goes on in the middle of an epoch. All counts of samples
-(an epoch's length, the cursor, progress) are those of the chosen part.
+Checkpoints and blocks that join get the selection, so that a resize in the middle of an epoch keeps it. All counts of
+samples (length of an epoch, cursor, progress) are counts of chosen samples.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ LABELS = (
 
 
 class Selection:
-    """The selection in force, as a state for checkpoints."""
+    """The present selection, as an object with a state for checkpoints."""
 
     def __init__(self) -> None:
         self.epoch = -1
-        """First epoch that uses the selection; -1 while there is none."""
+        """First epoch that uses the selection; -1 before the first selection."""
         self.samples = 0
-        """Number of samples of the dataset from which the selection was made."""
+        """Number of samples in the dataset when the selection was made."""
         self.chosen = Chosen(np.empty(0, np.int64), np.empty(0))
 
     def state_dict(self) -> dict[str, Any]:
@@ -43,12 +43,13 @@ class Selection:
 
 
 class CoresetFeed(Feed):
-    """Fetches (local batch, weights) of the samples that are chosen."""
+    """Feed that yields (local batch, weights) of the chosen samples."""
 
     def __init__(
         self, dataset: Dataset[Any], coreset: Coreset, selection: Selection, *, whole: int = 1, **options: Any
     ) -> None:
-        """`options` are keywords of `Feed`. Raises as `Feed` does, and ValueError if classes are unknown."""
+        """`options` are keywords of `Feed`. Raises the errors of `Feed`, and ValueError if the samples' classes are
+        unknown."""
         super().__init__(dataset, **options)
         size = coreset.size(self._held)
         self.samples = size - size % whole
@@ -59,8 +60,8 @@ class CoresetFeed(Feed):
         self._selection = selection
 
     def due(self, epoch: int, cursor: int) -> bool:
-        """Return True if samples must be chosen before the epoch goes on; the same on all ranks. Raises ValueError if
-        the checkpoint's selection does not fit the dataset or fraction."""
+        """Return True if samples must be chosen before the epoch continues; equal on all ranks. Raises ValueError if
+        the checkpoint's selection was made with another size of the dataset or another fraction."""
         selection = self._selection
         if selection.epoch < 0:
             return True
@@ -80,13 +81,13 @@ class CoresetFeed(Feed):
         return epoch - epoch % self.coreset.every if self.coreset.every else 0
 
     def take(self, epoch: int, chosen: Chosen) -> None:
-        """Put a selection in force from this epoch on."""
+        """Use this selection from this epoch on."""
         selection = self._selection
         selection.epoch, selection.samples, selection.chosen = self._since(epoch), self._held, chosen
         self._order = None
 
     def features(self, epoch: int, members: Ints, most: int) -> Floats:
-        """Return the features of these samples, computed in passes of at most `most` samples."""
+        """Return the features of these samples, computed for at most `most` samples at a time."""
         pieces = np.array_split(members, -(-len(members) // most))
         make = self.coreset.features or first_of
         rows = [
@@ -115,7 +116,7 @@ class CoresetFeed(Feed):
 
 
 def first_of(batch: Any) -> torch.Tensor:
-    """Return a batch's first part, the model's inputs."""
+    """Return the first part of a batch, the model's inputs. Raises ValueError if it is no tensor."""
     found = batch[0] if isinstance(batch, (list, tuple)) else batch
     if not isinstance(found, torch.Tensor):
         raise ValueError(

@@ -1,4 +1,5 @@
-"""Settings of a script's own DataLoader, which `Job.loader` takes over; the job itself chooses each batch's samples."""
+"""Settings of a script's own DataLoader, which `Job.loader` uses, too. Which samples a batch has is chosen by the
+job."""
 
 from __future__ import annotations
 
@@ -35,8 +36,8 @@ class TakenOver(NamedTuple):
 
 
 def taken_over(loader: DataLoader[Any]) -> TakenOver:
-    """Return a DataLoader's dataset, batch size and other settings. Raises ValueError if its order is neither the
-    dataset's nor random."""
+    """Return a DataLoader's dataset, batch size and other settings. Raises ValueError if its sampler is neither random
+    nor sequential."""
     batches = own_batches(loader)
     if type(batches) is not BatchSampler:
         cut = type(batches).__name__ if batches is not None else "batch_size=None"
@@ -51,13 +52,14 @@ def taken_over(loader: DataLoader[Any]) -> TakenOver:
 
 
 def own_batches(loader: Any) -> Any:
-    """Return the batch sampler that the script made; Accelerate's own sampler yields a share of its batches."""
+    """Return the batch sampler that the script made. If Accelerate has wrapped it, return the wrapped one."""
     batches = getattr(loader, "batch_sampler", None)
     return getattr(batches, "batch_sampler", batches)
 
 
 def settings_of(loader: DataLoader[Any], batch: int) -> dict[str, Any]:
-    """Options of `Job.loader` for a DataLoader. Raises as `taken_over` does, and ValueError for another batch size."""
+    """Return the options of `Job.loader` that correspond to a DataLoader. Raises the errors of `taken_over`, and
+    ValueError if its batch size is not `batch`."""
     found = taken_over(loader)
     if found.batch != batch:
         raise ValueError(BATCH.format(given=found.batch, batch=batch))

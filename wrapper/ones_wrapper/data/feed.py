@@ -1,11 +1,10 @@
-"""Elastic data: each epoch uses each sample exactly once, even if world size and batch change on the way.
+"""Elastic data: each epoch uses each sample exactly once, even if world size and batch change during the epoch.
 
-One cursor runs through one permutation per epoch. A step uses the permutation's next global batch, split over the
-replicas evenly or by speed (shares.py). The cursor moves when a step is completed, not when its data is fetched. A
-checkpoint needs nothing but the cursor.
+Each epoch has one permutation of the samples, and a cursor in it. A step uses the next global batch of the permutation.
+The cursor moves when a step is completed, not when its data is fetched. So a checkpoint needs only the cursor.
 
-Samples are split over replicas. In plain data parallel each rank is a replica. A strategy may have replicas of several
-ranks, which get the same samples.
+The samples of a step are split over replicas, evenly or in proportion to speed (shares.py). In plain data parallel each
+rank is a replica. A strategy may have replicas of several ranks, which get the same samples.
 """
 
 from __future__ import annotations
@@ -35,13 +34,13 @@ PLANNED = 32
 
 
 class Share(NamedTuple):
-    """One replica's part of one step. Positions count within the epoch's permutation."""
+    """Part of a step's samples that one replica has, as positions within the epoch's permutation."""
 
     start: int
     stop: int
-    """End of the replica's positions, start … stop - 1; equal to start if the replica has no samples."""
+    """Position after the replica's last sample; equal to `start` if the replica has no samples."""
     total: int
-    """Samples of the step over all replicas."""
+    """Samples of the step on all replicas."""
 
     @property
     def samples(self) -> int:
@@ -49,7 +48,7 @@ class Share(NamedTuple):
 
 
 class Tokens(NamedTuple):
-    """Token counts of one pass, of all the replica's passes in the step, and of all replicas in the step."""
+    """Numbers of tokens in one pass, in all passes of the replica in the step, and in the step on all replicas."""
 
     of_pass: int
     of_share: int
@@ -58,49 +57,50 @@ class Tokens(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AccumulationStep:
-    """One accumulation step: a forward and backward pass of a step on the ranks of one replica."""
+    """One accumulation step: one forward and backward pass of a replica within a step."""
 
     share: Share
     start: int
-    """Position, within the epoch, of the pass's first sample."""
+    """Position of the pass's first sample within the epoch's permutation."""
     samples: int
-    """Samples of the pass; 0 for a pass on a borrowed sample, whose gradient has weight 0."""
+    """Samples of the pass. If it is 0, the pass runs on a borrowed sample, and its gradient has weight 0."""
     index: int
     count: int
-    """Passes of the step, the same on all ranks."""
+    """Number of passes in the step, equal on all ranks."""
     largest: int
-    """Most samples of any pass of this step on any rank, 1 or more."""
+    """Samples of the largest pass of this step on any rank, 1 or more."""
     borrows: int = 1
-    """Number of copies of the borrowed sample in this pass, if `samples` is 0."""
+    """Number of times that the borrowed sample is in this pass, if `samples` is 0."""
     tokens: Tokens | None = None
-    """Token counts if means are over tokens; None if they are over samples."""
+    """Numbers of tokens if gradients are means over tokens; None if they are means over samples."""
 
     @property
     def weight(self) -> float:
-        """Weight of the pass in the step's mean, in samples out of `share.total`; 0 for a pass without samples or
-        tokens of its own."""
+        """Weight of the pass in the mean over the step, where all weights add up to `share.total`. It is 0 for a pass
+        without samples or tokens."""
         return self.samples if self.tokens is None else self.tokens.of_pass * self.share.total / self.tokens.total
 
     @property
     def share_weight(self) -> float:
-        """Sum of the weights of all the replica's passes in the step's mean, in samples."""
+        """Sum of the weights of all passes of the replica in the step."""
         its = self.tokens
         return self.share.samples if its is None else its.of_share * self.share.total / its.total
 
     @property
     def counted(self) -> int:
-        """Weight of the pass in a mean of losses over several steps: its tokens if counted, else its samples."""
+        """Weight of the pass in a mean of losses over several steps: its number of tokens if tokens are counted, else
+        of samples."""
         return self.samples if self.tokens is None else self.tokens.of_pass
 
     @property
     def last(self) -> bool:
-        """True if the step ends with this pass."""
+        """True for the last pass of the step."""
         return self.index == self.count - 1
 
 
 def weigh(step: list[Pass], held: Callable[[Any], Any], total: Callable[[Sequence[float]], list[float]]) -> list[Pass]:
-    """Return a step's passes with token counts; unchanged if the step has no tokens. `held` counts a batch's tokens,
-    `total` sums over the ranks (collective)."""
+    """Return the passes of a step with their numbers of tokens, or unchanged if the step has no tokens. `held` counts
+    the tokens of a local batch. `total` returns sums over the ranks (collective)."""
     counts = [int(held(local)) if part.samples else 0 for part, local in step]
     own = sum(counts)
     every = int(total([float(own)])[0])
@@ -111,11 +111,12 @@ def weigh(step: list[Pass], held: Callable[[Any], Any], total: Callable[[Sequenc
 
 
 def split(cursor: int, total: int, replicas: int, replica: int, unit: int = 1, least: int = 1) -> Share:
-    """Return one replica's share of the `total` samples from `cursor` on. Shares are multiples of `unit` and differ by
-    at most one `unit`. The remainder of an epoch's last step goes to the last share.
+    """Return one replica's share of the `total` samples that begin at `cursor`. Shares are multiples of `unit`, and
+    differ by at most one `unit`. If `total` is no multiple of `unit` (an epoch's last step), the last share has the
+    remainder.
 
-    The first replicas get the larger shares, so the first always has samples. If shares would be smaller than `least`,
-    fewer replicas get a share.
+    The first replicas have the larger shares, so that the first always has samples. If shares would be smaller than
+    `least`, fewer replicas have samples.
     """
     if unit == 1 and total < least * replicas:
         sharing = max(1, total // least)
@@ -132,7 +133,7 @@ def split(cursor: int, total: int, replicas: int, replica: int, unit: int = 1, l
 
 
 def permutation(samples: int, seed: int, epoch: int, shuffle: bool) -> npt.NDArray[np.int64]:
-    """Return the order of an epoch's samples: the same on every rank and in every run."""
+    """Return the order of an epoch's samples. It is the same on every rank and in every run."""
     if not shuffle:
         return np.arange(samples, dtype=np.int64)
     return np.random.default_rng([seed, epoch]).permutation(samples).astype(np.int64)
@@ -146,8 +147,8 @@ def clamp_batch(
     max_accumulation_steps: int = 1,
     multiple_of: int = 1,
 ) -> int:
-    """Return the global batch in force, in samples: `wanted`, cut to `max_batch` and to what the replicas hold. It is a
-    multiple of `multiple_of` if a multiple fits."""
+    """Return the global batch to use, in samples: `wanted`, but at most `max_batch` and at most what the replicas hold.
+    It is a multiple of `multiple_of` if that many samples fit."""
     most = max(1, min(max_batch, max_local_batch * max_accumulation_steps * replicas))
     if most < multiple_of:
         return most
@@ -157,8 +158,8 @@ def clamp_batch(
 
 @lru_cache(maxsize=256)
 def accumulation_count(total: int, replicas: int, max_local: int, unit: int = 1, least: int = 1) -> int:
-    """Return the smallest number of passes in which no replica has more than `max_local` samples a pass, for a step of
-    `total` samples. `max_local` is a multiple of `unit`."""
+    """Return the number of passes that a step of `total` samples needs if no replica may have more than `max_local`
+    samples in a pass. `max_local` must be a multiple of `unit`."""
     return -(-_largest(total, replicas, unit, least) // max_local)
 
 
@@ -169,28 +170,29 @@ def _largest(total: int, parts: int, unit: int, least: int = 1) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Parameters that determine one replica's passes in each step."""
+    """Numbers that determine the passes of one replica in each step."""
 
     batch: int
-    """Samples of a step over all replicas, except an epoch's last step."""
+    """Samples of a step on all replicas, except in an epoch's last step."""
     replicas: int
     replica: int
     max_local: int
-    """Most samples of a pass."""
+    """Most samples in a pass of the replica."""
     unit: int = 1
-    """Divisor of all shares and passes, except those of an epoch's last step."""
+    """Divisor of the samples of each share and each pass, except in an epoch's last step."""
     uneven: Shares | None = None
     least: int = 1
-    """Fewest samples of a share that is not empty."""
+    """Fewest samples of a share that has any."""
     whole: int = 1
-    """Divisor of every step's samples; an epoch leaves the remainder out."""
+    """Divisor of the samples of every step. An epoch leaves out the remaining samples."""
 
 
 def accumulation_steps(share: Share, cut: Cut, largest_share: int | None = None) -> Iterator[AccumulationStep]:
-    """Return a replica's passes of one step: the fewest of at most `max_local` samples, as equal as multiples of `unit`
-    allow. `largest_share` is the largest share of any replica; by default shares are even.
+    """Yield the passes of one replica in one step: as few as possible with at most `max_local` samples each, of nearly
+    equal size in multiples of `unit`. `largest_share` is the largest share of any replica (default: that of even
+    shares).
 
-    A pass without samples borrows the step's last or the replica's own last sample, which every rank can fetch.
+    A pass without samples borrows the last sample of the step, or of the replica's share: every rank can fetch that.
     """
     count = accumulation_count(share.total, cut.replicas, cut.max_local, cut.unit, cut.least)
     largest = _largest(largest_share or _largest(share.total, cut.replicas, cut.unit, cut.least), count, cut.unit)
@@ -201,11 +203,11 @@ def accumulation_steps(share: Share, cut: Cut, largest_share: int | None = None)
 
 
 Pass: TypeAlias = tuple[AccumulationStep, Any]
-"""An accumulation step, and the samples that this rank fetched for it."""
+"""An accumulation step, and the local batch that this rank fetched for it."""
 
 
 def step_passes(cursor: int, total: int, cut: Cut) -> Iterator[AccumulationStep]:
-    """Return the replica's passes of the step of `total` samples from `cursor` on."""
+    """Yield the replica's passes in the step of `total` samples that begins at `cursor`."""
     counts: tuple[int, ...] = ()
     if cut.uneven is not None:
         counts = cut.uneven.samples(total, accumulation_count(total, cut.replicas, cut.max_local))
@@ -217,7 +219,8 @@ def step_passes(cursor: int, total: int, cut: Cut) -> Iterator[AccumulationStep]
 
 
 def step_size(left: int, cut: Cut) -> int:
-    """Return the samples of the next step of an epoch that has `left` samples left; 0 for no further step."""
+    """Return the number of samples in the next step of an epoch that has `left` samples left; 0 if there is no further
+    step."""
     total = min(cut.batch, left)
     total -= total % cut.whole
     if left - total == 1 < cut.least and total > cut.least and cut.whole == 1:
@@ -226,14 +229,14 @@ def step_size(left: int, cut: Cut) -> int:
 
 
 def plan(cursor: int, samples: int, cut: Cut) -> Iterator[AccumulationStep]:
-    """Yield the replica's passes of all steps from `cursor` to the end of the epoch."""
+    """Yield the replica's passes in all steps from `cursor` to the end of the epoch."""
     while total := step_size(samples - cursor, cut):
         yield from step_passes(cursor, total, cut)
         cursor += total
 
 
 class Feed:
-    """Fetches one replica's local batches of one epoch from a map-style dataset."""
+    """Feed of one replica's local batches from a map-style dataset."""
 
     def __init__(
         self,
@@ -247,10 +250,10 @@ class Feed:
         options: dict[str, Any] | None = None,
         whole: int = 1,
     ) -> None:
-        """`seed` fixes the order of every epoch, and with `keyed` the random numbers drawn while a sample is fetched.
-        `options` are further options of torch's DataLoader. An epoch uses the largest multiple of `whole` samples.
-        Raises TypeError for a dataset without length or items, ValueError for an empty one or for options that
-        contradict each other."""
+        """`seed` fixes the order of every epoch; with `keyed` also the random numbers that are drawn while a sample is
+        fetched. `options` are further options of torch's DataLoader. An epoch has the largest multiple of `whole`
+        samples. Raises TypeError for a dataset without length or items, ValueError for an empty dataset or
+        contradictory options."""
         if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
             raise TypeError(f"loader: {type(dataset).__name__} has no length or no items")
         self._held = len(dataset)
@@ -271,7 +274,7 @@ class Feed:
         # epoch has new workers, as in an ordinary script, unless the script asks for persistent workers.
         self._renews = bool(num_workers) and not options.get("persistent_workers")
         self._walked: int | None = None
-        """Epoch that the DataLoader's present workers fetch; None for none."""
+        """Epoch for which the DataLoader's present workers fetch; None without workers."""
         if num_workers:
             options["persistent_workers"] = True
         self._loader = DataLoader(
@@ -284,14 +287,14 @@ class Feed:
         )
 
     def fingerprint(self) -> str:
-        """Fingerprint of the dataset. The first access reads some samples."""
+        """Return the fingerprint of the dataset. The first call reads some samples."""
         if self._fingerprint is None:
             order = key(self._seed, int(self._shuffle))
             self._fingerprint = fingerprint(self._given[0], self._held, self._given[1], order)
         return self._fingerprint
 
     def order(self, epoch: int) -> npt.NDArray[np.int64]:
-        """The epoch's permutation. Raises ValueError if the dataset's length has changed."""
+        """Return the epoch's permutation. Raises ValueError if the dataset's length has changed."""
         if self._order is None or self._order[0] != epoch:
             if (now := len(self._given[0])) != self._held:
                 raise ValueError(LENGTH.format(before=self._held, now=now))
@@ -302,13 +305,13 @@ class Feed:
     def batches(
         self, epoch: int, cursor: int, cut: Cut, *, seeded: bool = False
     ) -> Iterator[tuple[AccumulationStep, Any]]:
-        """Yield (pass, local batch) for all passes from `cursor` to the end of the epoch, at one global batch.
+        """Yield (pass, local batch) for all passes from `cursor` to the end of the epoch, for a fixed `cut`.
 
-        A replica without samples in a pass gets a borrowed sample of weight 0, so that it takes part in the exchange.
-        Samples that workers fetched ahead do not count as used.
+        A replica without samples in a pass gets a borrowed sample of weight 0, since it must join the gradient
+        exchange. Samples that workers have fetched in advance are not counted as used.
 
-        Each fetch leaves the global generators as it found them, which costs 0.1 ms. With `seeded` the
-        caller seeds the generators before each step's first pass, and the fetch of that pass leaves them as they are.
+        Each fetch restores the global random generators afterwards, which takes 0.1 ms. With `seeded` the caller seeds
+        them before each step's first pass, so that the fetch for that pass need not restore them.
         """
         order = self.order(epoch)
         self._generator.manual_seed(key(self._seed, epoch, cursor, cut.replica) >> 1)
@@ -319,24 +322,24 @@ class Feed:
         return zip(used, self._fetched(epoch), strict=True)
 
     def share(self, replicas: int, replica: int, most: int, unit: int = 1) -> list[AccumulationStep]:
-        """Return a replica's passes over its part of the whole dataset, each of at most `most` samples. Every replica
-        has as many passes as the largest part needs, less those without samples."""
+        """Return the replica's passes over its part of the whole dataset, each of at most `most` samples. Every replica
+        has as many passes as the largest part needs, except passes without samples."""
         cut = Cut(self.samples, replicas, replica, most, unit)
         return [part for part in step_passes(0, self.samples, cut) if part.samples]
 
     def fetch(self, parts: list[AccumulationStep]) -> Iterator[Any]:
-        """Yield the local batches of these passes, in the order of epoch 0."""
+        """Yield the local batches of these passes, by the permutation of epoch 0."""
         order = self.order(0)
         return self.fetch_samples(0, (fetched_indices(order, part) for part in parts))
 
     def fetch_samples(self, epoch: int, requests: Iterable[list[int]]) -> Iterator[Any]:
-        """Yield a local batch for each list of dataset indices, with the random numbers of this epoch."""
+        """Yield a local batch for each list of dataset indices, with random numbers of this epoch."""
         self._generator.manual_seed(self._seed)
         self._requests.to_come = (_Request(epoch, indices) for indices in requests)
         return self._fetched(None)
 
     def _fetched(self, epoch: int | None) -> Iterator[Any]:
-        """Yield the requested batches, fetched by this epoch's workers if they run, else by new workers."""
+        """Yield the requested batches, from this epoch's workers if they exist, else from new workers."""
         if self._renews and (epoch is None or epoch != self._walked):
             self._loader._iterator = None
         self._walked = epoch
@@ -348,25 +351,26 @@ class Feed:
         yield from ()
 
     def indices(self, epoch: int, part: AccumulationStep) -> list[int]:
-        """Return the dataset indices of the samples that count in a pass."""
+        """Return the dataset indices of a pass's own samples, without a borrowed one."""
         return fetched_indices(self.order(epoch), part) if part.samples else []
 
 
 def fetched_indices(order: npt.NDArray[np.int64], part: AccumulationStep) -> list[int]:
-    """Return the dataset indices that a pass fetches: its own samples, or copies of a borrowed one."""
+    """Return the dataset indices that a pass fetches: its own samples, or copies of the borrowed one."""
     chosen: list[int] = order[part.start : part.start + max(part.samples, 1)].tolist()
     return chosen if part.samples else chosen * part.borrows
 
 
 def _ahead(requests: Iterator[_Request]) -> Iterator[_Request]:
-    """Yield the requests, planned `PLANNED` at a time: planning each request between steps takes much longer."""
+    """Yield the requests, but compute `PLANNED` of them at a time: computing each between two steps takes much
+    longer."""
     while several := list(islice(requests, PLANNED)):
         yield from several
 
 
 def check_options(options: dict[str, Any] | None) -> dict[str, Any]:
-    """Return the DataLoader's further options, with `WorkerInit` around the script's `worker_init_fn`. Raises
-    ValueError for an option that cannot be obeyed here."""
+    """Return further options for torch's DataLoader, with `WorkerInit` around the script's `worker_init_fn`. Raises
+    ValueError for `in_order=False`."""
     options = dict(options or {})
     options["worker_init_fn"] = WorkerInit(options.get("worker_init_fn"))
     if not options.get("in_order", True):
@@ -386,7 +390,7 @@ class _Request(NamedTuple):
 
 
 class _Requests:
-    """Requests still to be fetched; the loader and its workers take them one by one."""
+    """Requests that are still to be fetched, for the DataLoader in place of a batch sampler."""
 
     to_come: Iterator[_Request] = iter(())
 
@@ -395,12 +399,13 @@ class _Requests:
 
 
 class _Collated(Dataset[Any]):
-    """The dataset as the loader and its workers see it: local batches, with their own random numbers."""
+    """The dataset that the DataLoader and its workers get: its items are local batches."""
 
     def __init__(self, dataset: Dataset[Any], seed: int, keyed: bool, collate: Callable[[list[Any]], Any]) -> None:
         self.dataset, self._seed, self._collate = dataset, seed, collate
         self._by_item, self._collates = keyed and may_draw(dataset), keyed and collate is not default_collate
-        """True if fetching, or collating, needs random numbers of its own; torch's collate draws none."""
+        """True if fetching a sample, or collating a batch, may draw random numbers and so is seeded. torch's own
+        collate function draws none."""
 
     def __getitems__(self, request: _Request) -> Any:
         epoch, indices, keep = request

@@ -1,7 +1,7 @@
-"""Fingerprint of a dataset, to check that a later start has the same samples under the same numbers.
+"""Fingerprint of a dataset, by which a later start checks that each number still has the same sample.
 
 A split without a seed, or classes numbered by a set, may differ at another start. Then samples are used twice or never,
-although the dataset's length is unchanged.
+although the length of the dataset is the same.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from ones_wrapper.data.randomness import keep_generators, key, seed_all
 from ones_wrapper.network import plain
 
 SWITCH = "ONES_FINGERPRINT"
-"""Environment variable that switches fingerprints off if it is 0."""
+"""Environment variable that switches fingerprints off if its value is 0."""
 ITEMS = 16
 PATIENCE_S = 2.0
-"""Seconds after which no further items are read."""
+"""Seconds after which no further samples are read."""
 OTHER = (
     "loader: sample {number} is another one than {where}, so samples would be used twice or never: what the script "
     "chooses at its start (a split, classes from a set, the order of files) came out otherwise. Give it a seed or sort "
@@ -36,9 +36,9 @@ OTHER_ORDER = (
 
 
 def fingerprint(dataset: Dataset[Any], samples: int, options: dict[str, Any], order: int) -> str:
-    """Return the numbers and digests of at most 16 samples that are equal when read twice under one seed. `order`, a
-    number that stands for the order of all epochs, follows. `options` are the DataLoader's; samples are read in its
-    workers if it has any."""
+    """Return numbers and digests of at most 16 samples, and then `order`, a number that identifies the order of all
+    epochs. A sample that differs when read twice with the same seed is left out. `options` are the DataLoader's; if it
+    has workers, a worker reads the samples."""
     if os.environ.get(SWITCH) == "0":
         return ""
     wanted = sorted({index * samples // ITEMS for index in range(ITEMS)})
@@ -57,7 +57,8 @@ def fingerprint(dataset: Dataset[Any], samples: int, options: dict[str, Any], or
 
 
 def check(mine: str, before: str, where: str) -> None:
-    """Raises ValueError if a sample, or the order, has another digest in `before`, which is from the place `where`."""
+    """Raise ValueError if a sample, or the order, has another digest in `mine` than in `before`. `where` says in the
+    message where `before` is from."""
     known = dict(one.split(":") for one in before.split())
     for number, digest in (one.split(":") for one in mine.split()):
         if known.get(number, digest) != digest:
@@ -65,7 +66,7 @@ def check(mine: str, before: str, where: str) -> None:
 
 
 class _Digests(Dataset[str]):
-    """Dataset of each sample's digest; empty for a sample that cannot be compared."""
+    """Dataset whose items are digests of the samples; empty for a sample that cannot be compared."""
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
@@ -84,7 +85,8 @@ class _Digests(Dataset[str]):
 
 
 def _comparable(part: Any) -> Any:
-    """Return a part of a sample as plain data: an array's or image's form and bytes, a number's or text's text."""
+    """Return a part of a sample as plain data: shape, type and bytes of an array or image, the text of a number or
+    text."""
     dtype = getattr(part, "dtype", None)
     if hasattr(part, "tobytes") and not getattr(dtype, "hasobject", False):
         return [str([dtype, *(getattr(part, name, None) for name in ("shape", "size", "mode"))]), part.tobytes()]

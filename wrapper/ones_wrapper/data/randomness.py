@@ -1,13 +1,13 @@
-"""Random numbers that depend neither on the process that fetches a sample nor on the job's restarts.
+"""Random numbers that depend neither on the process that fetches a sample nor on restarts of the job.
 
-Numbers drawn while a sample is fetched (augmentation) follow only from (seed, epoch, sample). They are the same on
-every rank, in every worker process, at every world size and after every restart. Everything else that a step draws
-(dropout) follows from (seed, step, rank), or for some strategies (seed, step, replica). These numbers are the same
-after a restart at the same world size. At another world size the ranks have other samples, so no choice of seeds could
-give each sample its old mask.
+Numbers drawn while a sample is fetched (augmentation) follow from (seed, epoch, sample). They are the same on every
+rank, in every worker process, at every world size and after every restart. All other numbers that a step draws
+(dropout) follow from (seed, step, rank), or for some strategies from (seed, step, replica). They are the same after a
+restart at the same world size. At another world size a rank has other samples, so that no seed could give each sample
+its old dropout mask.
 
-The generators are the global ones of `random`, numpy and torch, since transforms draw from these. Samples use torch's
-CPU generator; a `__getitem__` that draws on a GPU is not reproducible.
+The generators are the global ones of `random`, numpy and torch, since transforms draw from these. For samples only
+torch's CPU generator is seeded: a `__getitem__` that draws on a GPU is not reproducible.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from ones_wrapper.process.workers import leave_signals_to_rank
 
 _WORD = 2**64
 _STEP = 0x9E3779B97F4A7C15
-"""Distance of neighbouring keys before mixing: SplitMix64's increment."""
+"""Difference between neighbouring keys before mixing: the increment of SplitMix64."""
 _STEPS = 0x5354455053
-"""Constant in the keys of steps, so that they differ from those of samples."""
+"""Constant that makes the keys of steps differ from those of samples."""
 
 
 def _mix(key: int) -> int:
-    """Return the key scattered over 64 bits by SplitMix64's finaliser (Steele et al., OOPSLA 2014, Fig. 13)."""
+    """Return the key mixed over 64 bits by SplitMix64's finaliser (Steele et al., OOPSLA 2014, Fig. 13)."""
     key = (key ^ (key >> 30)) * 0xBF58476D1CE4E5B9 % _WORD
     key = (key ^ (key >> 27)) * 0x94D049BB133111EB % _WORD
     return key ^ (key >> 31)
 
 
 def key(*parts: int) -> int:
-    """Return one 64-bit key from several numbers; their order matters."""
+    """Return one 64-bit key for several numbers in this order."""
     found = 0
     for part in parts:
         found = _mix((found + part + _STEP) % _WORD)
@@ -46,15 +46,15 @@ def key(*parts: int) -> int:
 
 
 def seed_all(value: int) -> None:
-    """Seed the generators of `random`, numpy and torch's CPU from 64 bits. torch.manual_seed would also look for GPUs,
-    which costs 0.2 ms."""
+    """Seed the generators of `random`, numpy and torch's CPU with 64 bits. torch.manual_seed is not used: it also
+    searches for GPUs, which takes 0.2 ms."""
     random.seed(value)
     np.random.seed(value >> 32)
     torch.default_generator.manual_seed(value)
 
 
 def seed_step(seed: int, step: int, rank: int) -> None:
-    """Seed everything, this process's GPU included, for one step on one rank. About 10 μs."""
+    """Seed all generators, also this process's GPU, for one step on one rank. Takes about 10 μs."""
     value = key(_STEPS, seed, step, rank)
     seed_all(value)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
@@ -63,8 +63,8 @@ def seed_step(seed: int, step: int, rank: int) -> None:
 
 @contextmanager
 def keep_generators() -> Iterator[None]:
-    """Context that restores the generators at its end, except in a worker process, where nothing else uses them. Costs
-    about 0.1 ms."""
+    """Context that restores the generators at its end, which takes about 0.1 ms. In a worker process it does nothing,
+    since no other code draws numbers there."""
     if get_worker_info() is not None:
         yield
         return
@@ -78,7 +78,7 @@ def keep_generators() -> Iterator[None]:
 
 
 def may_draw(dataset: Dataset[Any]) -> bool:
-    """Return False if fetching a sample surely draws no random numbers; this is known only for torch's own datasets."""
+    """Return False if fetching a sample cannot draw random numbers. This is known only for torch's own datasets."""
     if type(dataset) is TensorDataset:
         return False
     if type(dataset) is Subset:
@@ -92,9 +92,9 @@ def may_draw(dataset: Dataset[Any]) -> bool:
 
 
 class WorkerInit:
-    """First thing in a DataLoader's worker: `get_worker_info().dataset` is the script's dataset, not our cover of it;
-    then the script's own `worker_init_fn`. The signals of the job are the rank's.
-    """
+    """Function that a DataLoader's worker calls first. It makes `get_worker_info().dataset` the script's dataset rather
+    than our wrapper of it, and calls the script's own `worker_init_fn`. It also leaves the job's signals to the
+    rank."""
 
     def __init__(self, then: Callable[[int], None] | None) -> None:
         self._then = then

@@ -1,9 +1,10 @@
-"""Uneven shares: how a step's samples are divided over ranks of different speed.
+"""Uneven shares: division of a step's samples over ranks of different speed.
 
-Ranks exchange gradients once a step, so a step takes as long as its slowest rank. Shares in proportion to speed let all
-ranks end together. (Ma et al., "Adaptive Elastic Training for Sparse Deep Learning on Heterogeneous Multi-GPU Servers",
-arXiv:2110.07029, adapt the batch of each GPU to its speed, too.) The gradient stays the exact mean over the step's
-samples, since the exchange weighs each rank's gradient by its samples (exchange.py).
+Ranks exchange gradients once a step, so that a step takes as long as its slowest rank. With shares in proportion to
+speed, all ranks finish at the same time. (Ma et al., "Adaptive Elastic Training for Sparse Deep Learning on
+Heterogeneous Multi-GPU Servers", arXiv:2110.07029, also adapt each GPU's batch to its speed.) The gradient stays the
+exact mean over the step's samples, since the exchange weights each rank's gradient with its number of samples
+(exchange.py).
 """
 
 from __future__ import annotations
@@ -15,18 +16,18 @@ from functools import lru_cache
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """Division of the samples of each step; the same on all ranks."""
+    """Rule that divides the samples of each step over the ranks; equal on all ranks."""
 
     speeds: tuple[float, ...]
-    """Speed of each rank, above 0; only their ratios count."""
+    """Speed of each rank, above 0, in any unit."""
     most: tuple[int, ...]
 
     def samples(self, total: int, passes: int) -> tuple[int, ...]:
         """Return each rank's samples in a step of `total` samples, in at most `passes` passes.
 
-        The slowest rank ends as early as possible: each next sample goes to the rank that would finish it first (method
-        of highest averages). Each rank gets at least one sample while there are enough; rank 0 always does. Raises
-        ValueError if the ranks cannot hold `total`.
+        The slowest rank finishes as early as possible: each next sample goes to the rank that would finish it first
+        (method of highest averages). Each rank gets at least one sample if there are enough; rank 0 always does. Raises
+        ValueError if `total` samples do not fit on the ranks.
         """
         return _divided(self.speeds, self.most, total, passes)
 

@@ -1,10 +1,10 @@
-"""Elastic data from a stream: a dataset that can only be walked through, such as an `IterableDataset`.
+"""Elastic data from a stream: a dataset that can only be iterated, such as an `IterableDataset`.
 
-Every rank walks the same stream, and keeps its share of each step's positions. So a step has the same samples at any
-world size, and the cursor is all that a checkpoint needs to hold. The price: each rank reads every sample, so a stream
-does not get faster with more ranks. Expensive work belongs into `collate_fn`, which sees only the rank's own samples.
-While it reads a step, a rank holds the step's samples of all ranks. A run that goes on in mid-epoch reads the used
-samples again, unless the stream has `from_position`, or `skip` and no `set_epoch`.
+Every rank iterates over the same stream, and keeps its share of each step. So a step has the same samples at any world
+size, and a checkpoint needs only the cursor. The price: each rank reads every sample, so that reading does not get
+faster with more ranks. Put expensive work into `collate_fn`, which gets only the rank's own samples. While it reads a
+step, a rank holds the samples of all ranks in memory. A run that begins in the middle of an epoch reads the used
+samples again. It need not if the stream has `from_position`, or `skip` without `set_epoch`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SKIP_HELP = (
 
 
 class StreamFeed:
-    """Fetches one replica's local batches of one epoch from a stream, whose order must depend only on the epoch."""
+    """Feed of one replica's local batches from a stream. The stream's order must depend only on the epoch."""
 
     def __init__(
         self,
@@ -43,8 +43,8 @@ class StreamFeed:
         num_workers: int = 0,
         options: dict[str, Any] | None = None,
     ) -> None:
-        """Make the feed as `Feed` does. Raises TypeError for a stream that cannot go on in mid-epoch, ValueError for
-        more than one worker."""
+        """Arguments are those of `Feed`. Raises TypeError for a stream that cannot begin in the middle of an epoch, and
+        ValueError for more than one worker."""
         if isinstance(dataset, DataLoader):
             raise TypeError(
                 "loader: give it the dataset itself, not a DataLoader (and the DataLoader's collate_fn and num_workers)"
@@ -60,7 +60,7 @@ class StreamFeed:
         if options.pop("persistent_workers", False):
             raise ValueError("loader: persistent_workers cannot be given for a stream, which each epoch opens again")
         self.samples: int = len(dataset) if hasattr(dataset, "__len__") else 0
-        """Samples of an epoch by the stream's `len`; 0 if there is none. The epoch ends when the stream does."""
+        """Samples of an epoch by the stream's `len`; 0 without `len`. The epoch ends when the stream ends."""
         begin = 0, 0, Cut(1, 1, 0, 1)
         self._stream = _ReplicaStream(dataset, seed, keyed, collate_fn or default_collate, *begin)
         self._options = {"num_workers": num_workers, **options}
@@ -76,23 +76,23 @@ class StreamFeed:
         )
 
     def fingerprint(self) -> str:
-        """None: a stream is only read from its beginning."""
+        """Return an empty text: samples of a stream cannot be read by number."""
         return ""
 
     def batches(
         self, epoch: int, cursor: int, cut: Cut, *, seeded: bool = False
     ) -> Iterator[tuple[AccumulationStep, Any]]:
-        """Yield batches as `Feed.batches` does. The last step takes the remaining samples, the same on all ranks."""
+        """Yield batches as `Feed.batches` does. The last step has the remaining samples, equally on all ranks."""
         return iter(self._loader(epoch, cursor, cut))
 
     def indices(self, epoch: int, part: AccumulationStep) -> list[int]:
-        """Return the positions in the stream of the samples that count in a pass."""
+        """Return the stream positions of a pass's own samples."""
         return list(range(part.start, part.start + part.samples))
 
 
 @dataclass(eq=False)
 class _ReplicaStream(IterableDataset[tuple[AccumulationStep, Any]]):
-    """One replica's walk from `cursor` to the end of an epoch, as the loader or its worker sees it."""
+    """Iteration of one replica from `cursor` to the end of an epoch, as a dataset for the DataLoader."""
 
     dataset: Any
     seed: int
@@ -121,7 +121,7 @@ class _ReplicaStream(IterableDataset[tuple[AccumulationStep, Any]]):
             raise ValueError("loader: the stream is empty")
 
     def _read(self, samples: Iterator[Any], position: int) -> list[Any]:
-        """Return the samples of the step that begins at `position`; fewer, or none, at the stream's end."""
+        """Return the samples of the step that begins at `position`; fewer, or none, at the end of the stream."""
         step: list[Any] = []
         with self._own_numbers():
             while len(step) < self.cut.batch:
@@ -141,12 +141,12 @@ class _ReplicaStream(IterableDataset[tuple[AccumulationStep, Any]]):
 
 
 def can_skip(dataset: Any) -> bool:
-    """Return True if a stream can go on in the middle of an epoch."""
+    """Return True if a stream can begin in the middle of an epoch."""
     return any(callable(getattr(dataset, name, None)) for name in ("from_position", "skip"))
 
 
 def open_stream(dataset: Any, epoch: int, start: int) -> Iterator[Any]:
-    """Return an iterator over an epoch's samples from number `start` on."""
+    """Return an iterator over an epoch's samples that begins with sample number `start`."""
     renews = callable(getattr(dataset, "set_epoch", None))
     if renews:
         dataset.set_epoch(epoch)
@@ -166,10 +166,10 @@ def open_stream(dataset: Any, epoch: int, start: int) -> Iterator[Any]:
 def make_feed(
     dataset: Any, *, shuffle: bool, whole: int = 1, chosen: tuple[Coreset, Selection] | None = None, **how: Any
 ) -> Feed | StreamFeed:
-    """Return the feed that suits a dataset: `Feed` or `CoresetFeed` if it has a length and items, else `StreamFeed`.
+    """Return the feed for a dataset: `Feed` or `CoresetFeed` if it has a length and items, else `StreamFeed`.
 
-    A stream keeps its own order and ignores `shuffle`. Raises ValueError for a stream with `whole` above 1 or a
-    coreset. `chosen` is a coreset and the state that holds its selection; `how` are the feed's options.
+    A stream keeps its own order; `shuffle` does not apply to it. Raises ValueError for a stream with `whole` above 1 or
+    a coreset. `chosen` is a coreset and the object that holds its selection; `how` are further arguments of the feed.
     """
     by_items = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
     if by_items and not isinstance(dataset, IterableDataset):

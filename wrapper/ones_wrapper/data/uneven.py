@@ -1,12 +1,12 @@
-"""Uneven ranks: each rank measures its own time, and all agree on shares in proportion to speed (`init(uneven=True)`).
+"""Uneven ranks (`init(uneven=True)`): each rank measures its own time, and all agree on shares in proportion to speed.
 
-A rank's own time in a step begins with fetching its data and ends when backward has brought its last gradient. After
-that come the wait for slower ranks and the optimizer's step, which do not depend on the share. Ranks exchange their
-times per sample at step boundaries, and each computes the same shares from them.
+A rank's own time in a step lasts from the beginning of the data's fetch until backward has computed the last gradient.
+Not included are the wait for slower ranks and the optimizer's step, which do not depend on the share. At step
+boundaries ranks exchange their times per sample, and each computes the same shares from them.
 
-The rule is a fixed-point iteration on samples over time: if a step also has a constant part, ranks still come to equal
-times. The rule is smoothed (`SMOOTHING`), and bounded (a change at most halves or doubles a rank's weight). No change
-is made that would shorten the step by less than `GAIN`, since each change fetches data again.
+The new weights are the measured samples per second. If a step also has a constant part, repeated changes still lead to
+equal times (a fixed-point iteration). Times are smoothed (`SMOOTHING`), and a change at most halves or doubles a rank's
+weight. A change must shorten the step by the share `GAIN`, since each change fetches data again.
 """
 
 from __future__ import annotations
@@ -24,25 +24,26 @@ from ones_wrapper.data.feed import split
 from ones_wrapper.data.shares import Shares
 
 SMOOTHING = 0.5
-"""Weight of the newest measurement."""
+"""Weight of the newest measurement in the smoothed times."""
 GAIN = 0.05
-"""Smallest part of a step's time that a change of shares must save."""
+"""Smallest share of a step's time that a change of shares must save."""
 BOUND = 2.0
 """Largest factor by which one change raises or lowers a rank's weight."""
 WARM_UP = 2
-"""Steps after each change that are not measured: data is fetched again, and after a start memory is set up."""
+"""Number of steps after each change that are not measured: data is fetched again, and after a start memory is
+allocated."""
 STEPS = 8
-"""Fewest steps that a measurement takes."""
+"""Fewest steps in a measurement."""
 WINDOW = 64
-"""Most steps that a measurement takes."""
+"""Most steps in a measurement."""
 LATE = 16
-"""Number of steps whose times are kept until the GPU has finished them, since the processor runs ahead."""
+"""Most steps whose GPU times are awaited, since the processor runs ahead of the GPU."""
 UNIT = 1e-12
-"""Seconds in one unit of the times that ranks exchange, which are integers."""
+"""Unit in seconds of the times that ranks exchange as integers."""
 
 
 class OwnTime:
-    """This rank's own time in the present step: from `start`, or the end of an exchange, to the last gradient."""
+    """Clock of a rank's own time in a step: it runs from `start` on, and pauses while gradients are exchanged."""
 
     def __init__(self, device: torch.device, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
@@ -52,7 +53,7 @@ class OwnTime:
         self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
     def start(self) -> None:
-        """Begin a step, whose first part is to fetch its data."""
+        """Start the clock of a new step, before its data is fetched."""
         self._own, self._events = 0.0, []
         self._resume()
 
@@ -62,27 +63,28 @@ class OwnTime:
             self._events.append((_recorded(), _recorded()))
 
     def leave_out(self, seconds: float) -> None:
-        """Exclude these seconds of the present step."""
+        """Subtract these seconds from the present step's time."""
         self._began += seconds
 
     def arrived(self) -> None:
-        """Note that backward brought gradients: an exchange begins, which is not the rank's own time."""
+        """Pause the clock: backward has computed gradients, and their exchange begins."""
         self._until = self._clock()
         if self._cuda:
             self._events[-1][1].record()
 
     def exchanged(self) -> None:
-        """Note the end of an exchange: from now on this rank's own time runs again."""
+        """Let the clock run again: the exchange has ended."""
         self._own += max(0.0, self._until - self._began)
         self._resume()
 
     def taken(self) -> Callable[[], float | None]:
-        """Return a function that returns this rank's own time since `start` (`taken_s`)."""
+        """Return a function that returns the rank's own time since `start`, once it is known (`taken_s`)."""
         return partial(taken_s, self._own + max(0.0, self._until - self._began), tuple(self._events))
 
 
 def taken_s(processor_s: float, events: Sequence[tuple[Any, Any]]) -> float | None:
-    """Return the longer of processor time and GPU time of a step, in seconds; None while the GPU is not done."""
+    """Return the longer of processor time and GPU time of a step, in seconds; None until the GPU has finished the
+    step."""
     if not all(end.query() for _, end in events):
         return None
     return max(processor_s, sum(float(start.elapsed_time(end)) for start, end in events) / 1000.0)
@@ -95,27 +97,28 @@ def _recorded() -> torch.cuda.Event:
 
 
 class Uneven:
-    """Uneven shares of one run's steps. All ranks compute the same shares from the times that they exchanged."""
+    """Shares of one run's steps by measured speed. All ranks compute the same shares, from the times that they
+    exchanged."""
 
     def __init__(self, device: torch.device, most: int) -> None:
-        """`most` is the number of samples that this rank holds in a pass."""
+        """`most` is the largest number of samples in a pass of this rank."""
         self.watch = OwnTime(device)
         self.shares: Shares | None = None
         self.most = most
         self.ranks_changed()
 
     def ranks_changed(self) -> None:
-        """Begin again after ranks changed: shares are even until they are measured."""
+        """Begin again with the new ranks: shares are even until times were measured."""
         self.shares = None
         self._times: tuple[float, ...] = ()
-        """Smoothed seconds a sample of each rank, the same on all ranks."""
+        """Smoothed seconds per sample of each rank, equal on all ranks."""
         self._new: deque[float] = deque(maxlen=WINDOW)
         self._late: deque[tuple[int, Callable[[], float | None]]] = deque(maxlen=LATE)
-        """Samples and times of the last steps, oldest first, that are not in `_new` yet."""
+        """(samples, time) of the last steps whose time is not in `_new` yet, oldest first."""
         self._left = WARM_UP
 
     def step(self, samples: int) -> None:
-        """End a step in which this rank had `samples` samples."""
+        """Note the end of a step in which this rank had `samples` samples."""
         if self._left:
             self._left -= 1
         elif samples:
@@ -125,8 +128,9 @@ class Uneven:
             self._new.extend([seconds / held] if seconds else [])
 
     def proposal(self, rank: int, world: int) -> list[int]:
-        """Return this rank's part of the agreement, two slots for each rank: time per sample in `UNIT`, and most
-        samples of a pass. Other ranks' slots are 0; so is this rank's time until it has measured enough steps."""
+        """Return this rank's numbers for the agreement: a list of each rank's time per sample in `UNIT`, then of each
+        rank's most samples in a pass. Numbers of other ranks are 0. So is this rank's time until enough steps were
+        measured."""
         if world == 1:
             return []
         slots = [0] * (2 * world)
@@ -136,8 +140,8 @@ class Uneven:
         return slots
 
     def agreed(self, slots: Sequence[int], total: int, passes: int) -> bool:
-        """Update the shares from all ranks' slots; return whether they changed. `total` is the global batch in force,
-        made in `passes` passes."""
+        """Update the shares from the numbers of all ranks; return True if they changed. `total` is the global batch,
+        used in `passes` passes."""
         world = len(slots) // 2
         if not all(slots) or not world:
             return False
@@ -164,7 +168,7 @@ def counts(shares: Shares | None, total: int, world: int, passes: int) -> tuple[
 
 
 def _bounded(shares: Shares | None, times: Sequence[float]) -> tuple[float, ...]:
-    """Return the ranks' weights by speed, each changed at most by the factor `BOUND`; their mean is about 1."""
+    """Return each rank's weight by its speed, with mean about 1. A weight changes at most by the factor `BOUND`."""
     world, whole = len(times), sum(1.0 / each for each in times)
     before = shares.speeds if shares is not None else (1.0,) * world
     wanted = (world / (each * whole) for each in times)
