@@ -1,1 +1,1 @@
-"""Mean of the gradients over a step's samples: exchange, accumulation and the noise scale."""
+"""Mean of the gradients over a step's samples: exchange between ranks, accumulation, and the noise scale."""

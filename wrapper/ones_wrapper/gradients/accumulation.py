@@ -1,13 +1,13 @@
-"""Gradient accumulation by wrappers that the script holds: `Job.register` returns them.
+"""Gradient accumulation by wrappers around optimizer and gradient scaler, which `Job.register` returns.
 
 If a batch does not fit, a step takes several accumulation steps: forward and backward passes whose gradients add up.
-The script's loop calls backward, `optimizer.step()` and `optimizer.zero_grad()` in each accumulation step. The wrappers
-let optimizer and gradient scaler act only in the last accumulation step. They zero gradients only before the first
-accumulation step, or after the optimizer's step. (Accelerate's wrappers do the same.) Schedulers have wrappers of their
-own (`schedule.py`), which ask here whether they are due.
+The script's loop calls backward, `optimizer.step()` and `optimizer.zero_grad()` in each of them. The wrappers let
+optimizer and gradient scaler act only in the last one. They zero gradients only before the first accumulation step, or
+after the optimizer's step. (Accelerate's wrappers do the same.) Wrappers of schedulers (`schedule.py`) also act only in
+the last one (`Accumulation.due`).
 
-A script puts code that changes gradients between backward and step, such as clipping, under `if job.updates:`. Such
-code elsewhere, and calls that go past the wrappers, raise an error that says what to write.
+A script puts code that changes gradients between backward and step, such as clipping, under `if job.updates:`. If such
+code runs in another accumulation step, or a call avoids the wrappers, an error says what to write.
 """
 
 from __future__ import annotations
@@ -47,20 +47,20 @@ UNREGISTERED_SCALER = (
 
 
 class Accumulation:
-    """The script's present accumulation step, shared by all wrapped objects."""
+    """The present accumulation step, which all wrappers share."""
 
     def __init__(self) -> None:
         self._index, self._count = 0, 1
         self._within = self._stepping = self._asked = self._backward = False
         self._optimizers: list[torch.optim.Optimizer] = []
         self._marks: dict[torch.Tensor, tuple[torch.Tensor, int]] = {}
-        """Gradients of two parameters as backward left them: the tensor and its version."""
+        """Gradient and its version as backward left them, for two parameters of each optimizer."""
         self._arrived: set[torch.Tensor] = set()
-        """Parameters in `_marks` that this accumulation step's backward has reached."""
+        """Parameters in `_marks` to which backward has added in this accumulation step."""
 
     @property
     def updates(self) -> bool:
-        """True if this accumulation step ends with the optimizer's step."""
+        """True in the last accumulation step, which ends with the optimizer's step."""
         return self._index == self._count - 1
 
     @contextmanager
@@ -80,36 +80,37 @@ class Accumulation:
             self._within = False
 
     def drop(self) -> None:
-        """Drop the gradients of a step that the script left before the optimizer's step."""
+        """Zero the gradients of a step that the script left before the optimizer's step."""
         if not self.updates or (self._count > 1 and not (self._asked or self._arrived)):
             for optimizer in self._optimizers:
                 optimizer.zero_grad()
         self._index, self._count = 0, 1
 
     def wrap(self, thing: Any) -> Any:
-        """Return the wrapper of an optimizer or gradient scaler; any other object unchanged. Raises ValueError for an
-        optimizer that cannot do without a closure."""
+        """Return a wrapper of an optimizer or gradient scaler; any other object is returned as it is. Raises ValueError
+        for an optimizer that needs a closure."""
         if isinstance(thing, torch.optim.Optimizer):
             self._watch(thing)
             return AccumulatedOptimizer(thing, self)
         return AccumulatedScaler(thing, self) if isinstance(thing, torch.amp.GradScaler) else thing
 
     def due(self, asks: bool = False) -> bool:
-        """Return True if the wrapped method acts now, in the last pass of a step. `asks` is true for the optimizer's
-        `step`."""
+        """Return True if the calling wrapper must act now, in the last accumulation step. `asks` is True if the caller
+        is the optimizer's or scaler's `step`."""
         self._asked = self._asked or asks
         if not self.updates:
             self.check()
         return self.updates
 
     def may_zero(self) -> bool:
-        """Return True if gradients may be zeroed, since this step no longer needs them."""
+        """Return True if gradients may be zeroed now: before the step's first backward pass, or after the optimizer's
+        step."""
         begins = self._index == 0 and not (self._asked or self._backward)
         return self._count == 1 or begins or (self.updates and self._asked)
 
     @contextmanager
     def stepping(self) -> Iterator[None]:
-        """Context of a step that a wrapper makes with the script's own optimizer."""
+        """Context in which a wrapper calls the script's own optimizer."""
         self._stepping = True
         try:
             yield
@@ -117,7 +118,7 @@ class Accumulation:
             self._stepping = False
 
     def check(self) -> None:
-        """Raises RuntimeError if gradients changed since a backward pass before the last accumulation step."""
+        """Raise RuntimeError if, before the last accumulation step, gradients were changed after a backward pass."""
         if not self.updates and any(not _unchanged(p.grad, mark) for p, mark in self._marks.items()):
             raise self._changed()
 
@@ -141,7 +142,7 @@ class Accumulation:
             raise RuntimeError(UNWRAPPED)
 
     def _arriving(self, parameter: torch.Tensor) -> None:
-        """Hook before backward adds a gradient: checks that the gradient so far is unchanged."""
+        """Hook before backward adds to a parameter's gradient: check that the script has not changed the gradient."""
         mark = self._marks.get(parameter)
         if mark is None or parameter in self._arrived or not self._within:
             return
@@ -176,10 +177,10 @@ def _unchanged(gradient: torch.Tensor | None, mark: tuple[torch.Tensor, int]) ->
 
 
 class RefusesScaler:
-    """Mixin of an optimizer that raises an error if a gradient scaler steps the optimizer."""
+    """Mixin of an optimizer that a gradient scaler must not step: it raises an error then."""
 
     _step_supports_amp_scaling = True
-    """Flag by which a `GradScaler` sets `grad_scale`."""
+    """Flag that makes a `GradScaler` set `grad_scale`, by which the mixin notices it."""
     scaler_refused: str
 
     @property
@@ -192,7 +193,7 @@ class RefusesScaler:
 
 
 class AccumulatedOptimizer(RefusesScaler, torch.optim.Optimizer):
-    """Optimizer wrapper that steps, and zeroes gradients, only when all accumulation steps were made. State, parameter
+    """Optimizer wrapper that steps and zeroes gradients only once all accumulation steps are done. State, parameter
     groups and hooks are those of the wrapped `optimizer`."""
 
     scaler_refused = UNREGISTERED_SCALER  # a registered scaler sets `grad_scale` of `optimizer`
@@ -207,7 +208,7 @@ class AccumulatedOptimizer(RefusesScaler, torch.optim.Optimizer):
         return getattr(self.optimizer, name)
 
     def step(self, *args: Any, **kwargs: Any) -> Any:
-        """Make the optimizer's step, in the last accumulation step only. Raises ValueError for a closure."""
+        """Step the optimizer, in the last accumulation step only. Raises ValueError for a closure."""
         if any(callable(value) for value in (*args, kwargs.get("closure"))):
             raise ValueError(CLOSURE)
         if not self._accumulation.due(asks=True):
@@ -216,7 +217,7 @@ class AccumulatedOptimizer(RefusesScaler, torch.optim.Optimizer):
             return self.optimizer.step(*args, **kwargs)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Zero the gradients, before the first accumulation step or after the optimizer's step."""
+        """Zero the gradients if `Accumulation.may_zero`, else do nothing."""
         if self._accumulation.may_zero():
             self.optimizer.zero_grad(set_to_none)
 
@@ -231,7 +232,7 @@ class AccumulatedOptimizer(RefusesScaler, torch.optim.Optimizer):
 
 
 class AccumulatedScaler:
-    """A gradient scaler that unscales, steps and updates in the last accumulation step."""
+    """Gradient scaler wrapper that acts only in the last accumulation step."""
 
     def __init__(self, scaler: torch.amp.GradScaler, accumulation: Accumulation) -> None:
         self.scaler, self._accumulation = scaler, accumulation
@@ -242,7 +243,7 @@ class AccumulatedScaler:
         return getattr(self.scaler, name)
 
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
-        """Unscale the gradients, to clip them under `if job.updates:`."""
+        """Unscale the gradients, so that they can be clipped under `if job.updates:`."""
         if self._accumulation.due():
             self.scaler.unscale_(_own(optimizer))
 
@@ -254,7 +255,7 @@ class AccumulatedScaler:
             return self.scaler.step(_own(optimizer), *args, **kwargs)
 
     def update(self, *args: Any, **kwargs: Any) -> None:
-        """Update the scale, in the last accumulation step only."""
+        """Update the scale."""
         if self._accumulation.due():
             self.scaler.update(*args, **kwargs)
 

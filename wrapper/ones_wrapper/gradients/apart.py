@@ -1,8 +1,8 @@
-"""Exchanges whose ranks train their own parameters, and average or copy them now and then.
+"""Gradient exchanges for strategies whose ranks train different models, and average or copy parameters now and then.
 
-A rank's gradient is the mean over its own samples. The job evaluates, saves and publishes one model that the ranks
-agree upon. `published` puts this model into all ranks for a while, then each rank trains on with its own parameters.
-`settle` lets all ranks train on from this model.
+A rank steps on the mean gradient of its own samples. The job evaluates and saves one model, which all ranks agree on:
+the published model. `published` is a context in which all ranks hold this model; after it each rank continues with its
+own. `settle` makes all ranks continue with the published model.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ MB = 2**20
 
 
 class ApartExchange(Exchange):
-    """An exchange whose ranks step on their own gradients. Subclasses define how the ranks' parameters stay close."""
+    """An exchange whose ranks step on their own gradients. A subclass defines what keeps the ranks' parameters
+    close."""
 
     hot = True
     steps_together = False
@@ -40,13 +41,14 @@ class ApartExchange(Exchange):
         self._optimizers: Sequence[torch.optim.Optimizer] = ()
         self._bucket = 25 * MB
         self._apart = False
-        """True if the ranks' parameters may differ; the flag is equal on all ranks."""
+        """True if the ranks' parameters may differ; equal on all ranks."""
 
     def wrap(self, model: torch.nn.Module, **options: Any) -> torch.nn.Module:
-        """Return the model itself; `.module` is the model, too, as scripts for DistributedDataParallel expect.
+        """Return the model itself. Its attribute `module` is the model, too, as in DistributedDataParallel.
 
-        `options`: `bucket_cap_mb` (25), MB a message. Collective: all ranks begin with rank 0's model. Raises
-        ValueError for other options, for a model without trained parameters, and if the ranks' models differ.
+        `options` may have `bucket_cap_mb`, the largest message in MB (default 25). Collective: all ranks get rank 0's
+        model. Raises ValueError for other options, for a model without trainable parameters, and if the ranks' models
+        differ.
         """
         self._bucket = int(float(options.pop("bucket_cap_mb", None) or 25) * MB)
         if options:
@@ -62,7 +64,7 @@ class ApartExchange(Exchange):
         return model
 
     def _weigh(self, gradient: torch.Tensor) -> torch.Tensor:
-        """Return the pass's mean gradient, weighted with its part of this rank's samples in the step."""
+        """Return the mean gradient of a pass, multiplied by the pass's share of this rank's samples in the step."""
         if self.trying:
             return gradient
         part = self._now()
@@ -88,7 +90,7 @@ class ApartExchange(Exchange):
             self._step_made()
 
     def _step_made(self) -> None:
-        """Act after each step, whether or not its optimizer moved the parameters. Collective."""
+        """Act after a step, even if the optimizer did not change the parameters. Collective."""
 
     def finish(self) -> None:
         super().finish()
@@ -99,7 +101,7 @@ class ApartExchange(Exchange):
 
     @abstractmethod
     def _publish(self, tensors: list[torch.Tensor]) -> None:
-        """Set `tensors` (parameters, buffers, optimizers' state) to the published values on all ranks. Collective."""
+        """Set `tensors` (parameters, buffers, optimizer state) to the published values on all ranks. Collective."""
 
     def settle(self) -> None:
         if self._apart:
@@ -115,8 +117,8 @@ class ApartExchange(Exchange):
 
     @contextmanager
     def _own_where(self, which: Callable[[], list[torch.Tensor]], always: bool = True) -> Iterator[None]:
-        """Context in which these tensors hold the published values. At the context's end this rank's own values return
-        if `always`, and after an error: a rescue never mixes two models."""
+        """Context in which these tensors hold the published values. At its end this rank's own values are restored if
+        `always`, or after an error, so that a rescue never mixes two models."""
         if not self._apart:
             yield
             return
@@ -150,8 +152,8 @@ class ApartExchange(Exchange):
         return [tensor.detach() for tensor in chain(self.model.parameters(), self.model.buffers())]
 
     def _carried(self) -> list[torch.Tensor]:
-        """Return parameters, buffers and the parameters' optimizer state, equally many tensors on all ranks.
-        Collective. State that only other ranks have is zeros here: this rank's samples used fewer layers."""
+        """Return parameters, buffers and optimizer state: equally many tensors on all ranks. Collective. State that
+        exists only on other ranks is created as zeros here; this rank's samples did not use that layer."""
         assert self.model is not None
         mine = {parameter: number for number, parameter in enumerate(self.model.parameters())}
         states = [
@@ -186,7 +188,8 @@ class ApartExchange(Exchange):
                 unflatten(flat, some)
 
     def _mean(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Set `tensors` on all ranks to their mean over the ranks; integer tensors to rank 0's values. Collective."""
+        """Set `tensors` on all ranks to their mean over the ranks, and integer tensors to rank 0's values.
+        Collective."""
         tensors = list(tensors)
         self._from(0, [tensor for tensor in tensors if not tensor.is_floating_point()])
         for some in together([tensor for tensor in tensors if tensor.is_floating_point()], self._bucket):

@@ -1,8 +1,8 @@
-"""Mean of the gradients over a step's samples, from the gradients of all passes and ranks.
+"""Mean of the gradients over a step's samples, computed from the gradients of all passes and ranks.
 
-Each pass gives the mean gradient of its own samples, and passes differ in size: by one sample between ranks and between
-passes of a rank, and some passes have no sample. A plain mean over ranks and passes would be wrong. The right mean is
-Σ_rp (n_rp / N) g_rp, if pass p of rank r has n_rp of the step's N samples.
+Each pass gives the mean gradient over its own samples. Passes may differ by one sample, and some have none. So a plain
+mean over ranks and passes would be wrong. The right mean is Σ_rp (n_rp / N) g_rp, if pass p of rank r has n_rp of the
+step's N samples.
 """
 
 from __future__ import annotations
@@ -34,72 +34,78 @@ class Exchange(ABC):
     def __init__(self, group: Group, noise: NoiseScale | None) -> None:
         self._group, self._noise = group, noise
         self.model: torch.nn.Module | None = None
-        """Model that `wrap` returned; None before."""
+        """Model that `wrap` returned; None before `wrap`."""
         self._part: AccumulationStep | None = None
         self._arrived = False
-        """True if gradients were exchanged since the present pass began."""
+        """True if the present pass has exchanged gradients."""
         self._stepped = False
-        """True if an optimizer stepped on these gradients: later gradients of this pass are of another model's loss."""
+        """True if an optimizer has stepped on the present pass's gradients. Later gradients of this pass are then of
+        changed parameters, and not measured."""
         self.begun = 0
-        """Number of exchanges begun so far."""
+        """Number of exchanges that have begun."""
         self._unit = 0.0
-        """Divisor of the gradient so far, which is Σ n_rp g_rp / `_unit`; 0 if no pass of the step had samples."""
+        """Divisor in the gradient accumulated so far, Σ n_rp g_rp / `_unit`; 0 until a pass of the step has samples."""
 
     trying = False
-    """True if passes belong to no step (`Job.probe`): hooks on parameters leave their gradients as they are."""
+    """True during passes that belong to no step (`Job.probe`): hooks on parameters then do not change gradients."""
     timed = False
-    """True if gradients arrive before this rank waits for others, so that `watch` measures the rank's own time."""
+    """True if gradients are computed before this rank waits for others, so that `watch` can measure the rank's own
+    time."""
     watch: OwnTime | None = None
 
     @abstractmethod
     def wrap(self, model: torch.nn.Module, **options: Any) -> torch.nn.Module:
-        """Return the model that the script calls, whose gradients are exchanged. Collective. Raises ValueError, with a
-        remedy, if the model or the options cannot be used."""
+        """Return the model that the script must call, so that its gradients are exchanged. Collective. Raises
+        ValueError, with a remedy, if the model or the options cannot be used."""
 
     def during(self, part: AccumulationStep) -> AbstractContextManager[None]:
-        """Context of a forward and backward pass. After a step's last, gradients are the mean over its samples."""
+        """Context of a forward and backward pass. After the last pass of a step, the gradients are the mean over the
+        step's samples."""
         return self._within(part)
 
     hot = False
-    """True if the ranks may change while the job trains (`ranks_changed`)."""
+    """True if the ranks may change during training (`ranks_changed`)."""
 
     def ranks_changed(self) -> None:
-        """Go on with the group's new ranks. Not collective; between two steps. The script's model object stays."""
+        """Continue with the group's new ranks, between two steps. The script's model object stays the same. Not
+        collective."""
         raise NotImplementedError(f"{type(self).__name__} cannot change its ranks")
 
     steps_together = True
-    """True if no rank can step before all ranks gave their gradients. If False, a rank that lost the others cannot be
-    sure that all samples of its steps were used."""
+    """True if no rank can step before all ranks have given their gradients. If False, a rank that lost other ranks
+    cannot know whether all samples of its steps were used."""
 
     gathers = False
-    """True if forward passes are collective: ranks must make equally many in an evaluation, too."""
+    """True if forward passes are collective: then ranks must make equally many in an evaluation, too."""
 
     def evaluating(self) -> AbstractContextManager[None]:
-        """Context of an evaluation, in which ranks may make unequally many passes. Collective at its beginning."""
+        """Context of an evaluation, in which ranks may make different numbers of passes. Collective at its
+        beginning."""
         return nullcontext()
 
     def trained_by(self, optimizers: Sequence[torch.optim.Optimizer], scaled: bool = False) -> None:  # noqa: B027
-        """Take note of the optimizers that hold parameters of this model; `scaled` if a gradient scaler decides whether
-        they step. Not collective. Raises ValueError, with a remedy, if an optimizer cannot be used."""
+        """Take note of the optimizers that hold this model's parameters. `scaled` is True if a gradient scaler may skip
+        their steps. Not collective. Raises ValueError, with a remedy, if an optimizer cannot be used."""
 
     def loss(self, loss: torch.Tensor | float) -> None:  # noqa: B027
-        """Take the training loss of this rank's pass, if the script reports it. Not collective, never waits."""
+        """Take the training loss of this rank's pass, if the script reports it. Not collective; does not wait for the
+        GPU."""
 
     def published(self) -> AbstractContextManager[None]:
-        """Context of a checkpoint, in which model and optimizers hold the published state, equal on all ranks.
-        Collective at its beginning."""
+        """Context of a checkpoint, in which model and optimizers hold the published state, equal on all ranks. Only
+        exchanges whose ranks train different models change anything. Collective at its beginning."""
         return nullcontext()
 
     def settle(self) -> None:  # noqa: B027
-        """Set all ranks to the published state, from which they train on. Collective; between two steps."""
+        """Set all ranks to the published state, with which they continue. Collective; between two steps."""
 
     def inside(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Return the published form of `model`, which was given to `wrap`, to save, export or evaluate it."""
+        """Return `model`, which was given to `wrap`, in the form to save, export or evaluate."""
         return model
 
     def finish(self) -> None:
-        """Check, before a step of this model's optimizer, that the model's gradients were exchanged. Not for a step
-        with a closure, whose backward pass is still to come. Raises RuntimeError if the last pass exchanged nothing:
+        """Check, before an optimizer's step, that the gradients of this model were exchanged. It is not called for a
+        step with a closure, whose backward pass comes later. Raises RuntimeError if the last pass exchanged nothing:
         the ranks' models would drift apart."""
         part = self._part
         if part is None or not part.last:
@@ -116,12 +122,13 @@ class Exchange(ABC):
 
     @property
     def _shows(self) -> bool:
-        """True if hooks notice a backward pass of the model; a single rank can go without hooks."""
+        """True if hooks notice a backward pass of the model. A single rank may have no hooks."""
         return self._group.world > 1
 
     @property
     def idle(self) -> bool:
-        """True if the model took no part in the present pass: no gradient was exchanged, and all are missing or 0."""
+        """True if the present pass did not use the model: no gradient was exchanged, and all gradients are missing or
+        0."""
         if self._arrived or self.model is None:
             return False
         gradients = (p.grad for p in self.model.parameters() if p.grad is not None)
@@ -129,7 +136,7 @@ class Exchange(ABC):
 
     @property
     def _measured(self) -> NoiseScale | None:
-        """The noise scale, if it measures the gradients that arrive now; else None."""
+        """The noise scale if it needs the present gradients; else None."""
         noise = self._noise
         return None if self._stepped or noise is None or not noise.looks else noise
 
@@ -150,8 +157,8 @@ class Exchange(ABC):
                 raise ValueError(f"ddp: rank {rank} has another model than rank {self._group.rank}: {difference}")
 
     def _in_place(self, model: torch.nn.Module, send: Callable[[list[torch.Tensor]], None]) -> torch.nn.Module:
-        """Train with the model itself, which is on the group's device; `send` gives rank 0's tensors to all ranks.
-        `.module` is the model, too, as scripts for DistributedDataParallel expect. Collective."""
+        """Use the model itself for training, which is already on the group's device. `send` copies rank 0's tensors to
+        all ranks. Its attribute `module` becomes the model, too, as in DistributedDataParallel. Collective."""
         self._alike(model)
         if self._group.world > 1:
             send(list(chain(model.parameters(), model.buffers())))
@@ -162,9 +169,9 @@ class Exchange(ABC):
 
     @contextmanager
     def _adding_up(self, part: AccumulationStep) -> Iterator[None]:
-        """Context of a pass whose gradients are added, on the rank itself, to the sum of the step's earlier passes. The
-        sum is kept in units of the newest pass. If a pass has another size than the pass before, the sum is scaled
-        first (Horner's rule)."""
+        """Context of a pass whose gradients are added to the sum of the step's earlier passes on this rank. The sum is
+        Σ n_rp g_rp / n with the newest pass's n. So it is first rescaled if that pass has another size than the one
+        before (Horner's rule)."""
         assert self.model is not None
         if part.index == 0:
             self._unit = 0
@@ -193,7 +200,7 @@ class Exchange(ABC):
             self._part = None
 
     def _now(self) -> AccumulationStep:
-        """Note an exchange of gradients; return the present pass. Raises RuntimeError outside the loader's loop."""
+        """Note an exchange of gradients, and return the present pass. Raises RuntimeError outside the loader's loop."""
         if self._part is None:
             raise RuntimeError(
                 "a backward pass outside the loader's loop: how many samples its gradients count is not known. Go by "
@@ -208,14 +215,14 @@ class Exchange(ABC):
 
 
 LOOK = 3
-"""Number of passes in which a single rank is checked as several ranks would be."""
+"""Number of first passes in which a single rank runs the checks that several ranks need."""
 
 
 class DdpExchange(Exchange):
     """torch's DistributedDataParallel, with a communication hook in place of its mean over ranks.
 
-    All passes but the last add up their gradients on the rank itself. The hook scales this sum to parts of N samples,
-    and sums over the ranks.
+    Gradients of all passes but the last are accumulated on the rank itself. In the last pass the hook divides this sum
+    by N, the step's samples, and all-reduces it.
     """
 
     hot = timed = True
@@ -225,14 +232,15 @@ class DdpExchange(Exchange):
         self._options: dict[str, Any] = {}
         self._learns: list[torch.nn.Parameter] = []
         self._frozen: list[bool] = []
-        """True for each of `_learns` that DDP knows as frozen."""
+        """Flags of the parameters in `_learns`: True if the parameter was frozen when DDP was last built."""
         self._looked = 0
-        """Number of checked passes of a single rank, which is to fail as early as several ranks would."""
+        """Number of passes so far in which a single rank ran the checks that several ranks need, so that it fails as
+        early."""
         self._hooked = True
-        """True if the present pass goes through DDP's hook."""
+        """True if DDP's communication hook is called in the present pass."""
 
     def wrap(self, model: torch.nn.Module, **options: Any) -> DistributedDataParallel:
-        """`options` are DistributedDataParallel's, except those that choose ranks."""
+        """Return the model in DistributedDataParallel. `options` are its options, except those that choose ranks."""
         self._first(model)
         if taken := {"process_group", "device_mesh"} & options.keys():
             raise ValueError(f"ddp: {taken.pop()} cannot be given: gradients are averaged over all ranks of the job")
@@ -246,7 +254,8 @@ class DdpExchange(Exchange):
         return wrapped
 
     def _look_for_frozen(self) -> None:
-        """Make DDP again if the script froze or unfroze parameters that learn: DDP would wait for frozen parameters."""
+        """Build DDP again if the script froze or unfroze parameters. Otherwise DDP would wait for gradients of frozen
+        ones."""
         frozen = [not p.requires_grad for p in self._learns]
         if frozen != self._frozen and not all(frozen) and torch.is_grad_enabled():
             self.ranks_changed()
@@ -294,7 +303,7 @@ class DdpExchange(Exchange):
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Context in which rank 0's running statistics go to all ranks once, not in each forward pass."""
+        """Context of an evaluation: rank 0's buffers are broadcast once at its beginning, not in each forward pass."""
         model = self.model
         assert isinstance(model, DistributedDataParallel)
         if self._group.world == 1 or not model.broadcast_buffers:
@@ -309,7 +318,7 @@ class DdpExchange(Exchange):
             model.broadcast_buffers = True
 
     def _reduce(self, bucket: int, gradient: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
-        """Communication hook: turn the bucket into the mean over all samples, in place."""
+        """Communication hook of DDP: turn a bucket of gradients into the mean over all samples, in place."""
         self.begun += self._arrived and bucket == 0  # one more exchange in the same pass
         part, noise = self._now(), None if gradient.is_sparse else self._measured
         samples, total = part.share_weight, part.share.total
@@ -340,20 +349,23 @@ class DdpExchange(Exchange):
 
 
 _SCRIPTS = vars(torch.nn.Module()).keys() - {"_parameters", "_buffers", "_non_persistent_buffers_set", "_modules"}
-"""Names of a module's attributes that a script can change, such as hooks and mode."""
+"""Names of a module's attributes that a script can change, such as hooks and training mode. They are kept when DDP is
+built again."""
 _CONTEXTS = {"broadcast_buffers", "forward_sync_buffers", "require_forward_param_sync", "require_backward_grad_sync"}
-"""Names of attributes that are set around passes, as by DDP's `no_sync`; torch renamed the first to the second."""
+"""Names of DDP's attributes that contexts such as `no_sync` set. They are kept when DDP is built again. The second is
+the first's new name in torch."""
 
 
 def scaled(gradient: torch.Tensor, numerator: float, denominator: float) -> torch.Tensor:
-    """Return the gradient times a quotient; for 0 return zeros: 0 times a borrowed sample's NaN would be NaN."""
+    """Return the gradient times numerator / denominator. If the numerator is 0 return zeros, since 0 times a borrowed
+    sample's NaN would be NaN."""
     if not numerator:
         return torch.zeros_like(gradient)
     return gradient if numerator == denominator else gradient * (numerator / denominator)
 
 
 def scale(gradient: torch.Tensor, numerator: float, denominator: float) -> None:
-    """Multiply the gradient in place by a quotient, as `scaled` does."""
+    """Multiply the gradient in place by numerator / denominator, with the same rule for 0 as `scaled`."""
     if not numerator:
         gradient.zero_()
     elif numerator != denominator:

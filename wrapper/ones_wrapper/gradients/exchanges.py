@@ -1,4 +1,4 @@
-"""The gradient exchanges of all of a job's models, behind one interface for the loop and the optimizers."""
+"""The gradient exchanges of all models of a job, as one object for the loop and the optimizers."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 
 
 class Exchanges:
-    """Gradient exchanges of one job, in the order in which its script made them. Empty at first."""
+    """Gradient exchanges of one job, in the order in which its script made them."""
 
     def __init__(self) -> None:
         self._all: list[Exchange] = []
         self._inside: list[torch.nn.Module] = []
         self._trained: list[frozenset[torch.nn.Parameter]] = []
-        """Parameters whose gradients each exchange handles."""
+        """Parameters whose gradients are exchanged, for each exchange."""
         self._frozen: list[tuple[str, torch.nn.Parameter]] = []
         self._of: dict[torch.optim.Optimizer, tuple[int, list[Exchange]]] = {}
-        """Number of groups of each optimizer, and the exchanges of its parameters."""
+        """Number of parameter groups of each optimizer, and the exchanges of its parameters."""
 
     def __len__(self) -> int:
         return len(self._all)
@@ -50,7 +50,8 @@ class Exchanges:
 
     @property
     def gradient_bytes(self) -> int:
-        """Bytes of all gradients exchanged in a step, for the whole models even if each rank holds a shard."""
+        """Bytes of all gradients that a step exchanges. For a sharded model this is the size of the whole model's
+        gradients."""
         return sum(p.numel() * p.element_size() for trained in self._trained for p in trained)
 
     def owns(self, model: torch.nn.Module) -> bool:
@@ -58,12 +59,14 @@ class Exchanges:
         return any(exchange.model is model for exchange in self._all)
 
     def inside(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Return the published form of the script's model behind `model`; `model` itself if `add` did not return it."""
+        """Return the script's model inside `model`, in the form to save, export or evaluate; `model` itself if `add`
+        did not return it."""
         found = zip(self._all, self._inside, strict=True)
         return next((exchange.inside(inside) for exchange, inside in found if exchange.model is model), model)
 
     def check(self) -> None:
-        """Raises ValueError for a parameter that is trained but not exchanged, since it was frozen at `add`."""
+        """Raise ValueError if a parameter is trained now that was frozen at `add`: its gradient would not be
+        exchanged."""
         for name, parameter in self._frozen:
             if parameter.requires_grad:
                 raise ValueError(
@@ -74,11 +77,11 @@ class Exchanges:
 
     @property
     def begun(self) -> int:
-        """Number of gradient exchanges begun so far."""
+        """Number of gradient exchanges that have begun."""
         return sum(exchange.begun for exchange in self._all)
 
     def during(self, part: AccumulationStep) -> AbstractContextManager[None]:
-        """Context of one forward and backward pass of the loop."""
+        """Context of one forward and backward pass in the script's loop."""
         return self._within(lambda exchange: exchange.during(part))
 
     @contextmanager
@@ -149,11 +152,12 @@ class Exchanges:
 
     @property
     def hot(self) -> bool:
-        """True if the ranks may change while the job trains."""
+        """True if the ranks may change during training."""
         return bool(self._all) and all(exchange.hot for exchange in self._all)
 
     def ranks_changed(self) -> None:
-        """Go on with the group's new ranks, none of whose exchanges has begun. Not collective; between two steps."""
+        """Continue with the group's new ranks, between two steps; the number of exchanges begun restarts at 0. Not
+        collective."""
         with self.thawed():
             for exchange in self._all:
                 exchange.ranks_changed()
@@ -161,8 +165,8 @@ class Exchanges:
 
     @contextmanager
     def thawed(self) -> Iterator[None]:
-        """Context in which all parameters that were trained at `add` require gradients, even if the script froze them
-        since: else DDP would not average them, and torch would not load their optimizer state."""
+        """Context in which all parameters that were trained at `add` require gradients, even those that the script
+        froze later. Without it DDP would not average them, and torch would not load their optimizer state."""
         frozen = [parameter for trained in self._trained for parameter in trained if not parameter.requires_grad]
         try:
             for parameter in frozen:

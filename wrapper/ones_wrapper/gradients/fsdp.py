@@ -1,9 +1,9 @@
-"""The gradient exchange of a sharded model: torch's FSDP2 (`fully_shard`), with a reduce-scatter that weighs.
+"""The gradient exchange of a sharded model: torch's FSDP2 (`fully_shard`) with a weighted reduce-scatter.
 
-FSDP2 sums each module's gradients over the ranks at the end of every backward pass. It adds this rank's shard of the
-sum to the shard that it keeps. Here each rank first multiplies its gradient by n_rp / N, and no division follows. So
-the shards hold the mean over the step's samples for passes of any size (exchange.py). Accumulation costs a
-reduce-scatter a pass, but no rank ever holds the whole model's gradients.
+At the end of every backward pass FSDP2 reduce-scatters each module's gradients, and adds the result to this rank's
+gradient shard. Here each rank first multiplies its gradient by n_rp / N, and the sum is not divided. So the shards hold
+the mean over the step's samples for passes of any size (exchange.py). Accumulation costs a reduce-scatter in each pass,
+but no rank ever holds the whole model's gradients.
 """
 
 from __future__ import annotations
@@ -23,31 +23,32 @@ from ones_wrapper.gradients.noise import NoiseScale
 from ones_wrapper.group import Group, TorchGroup
 
 Choice = type[torch.nn.Module] | tuple[type[torch.nn.Module], ...] | Callable[[torch.nn.Module], bool]
-"""Choice of the submodules that are sharded on their own."""
+"""Types of the submodules to shard as units, or a function that is true for such a submodule."""
 
 # torch 2.13 renamed this function, and warns of the old name.
 _REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 class FsdpExchange(Exchange):
-    """torch's fully sharded data parallelism, version 2."""
+    """The gradient exchange of torch's fully sharded data parallelism, version 2."""
 
     gathers = True
 
     def __init__(self, group: Group, noise: NoiseScale | None) -> None:
         super().__init__(group, noise)
         self._sums: dict[int, torch.Tensor] = {}
-        """Sum of this rank's gradient shard of each module, over a step's passes so far; for the noise scale."""
+        """This rank's gradient shard of each module, summed over the step's passes so far, for the noise scale."""
         self._counts = True
-        """True if this rank's shards count for the noise scale; other ranks may hold copies of them."""
+        """True if this rank's shards count for the noise scale. False if another rank holds the same shards and counts
+        them."""
 
     def wrap(self, model: torch.nn.Module, *, modules: Choice | None = None, **options: Any) -> torch.nn.Module:
         """Shard the model in place, from rank 0's parameters and buffers.
 
-        `modules` says which submodules are gathered and freed on their own: types, or a function of a module (default:
-        the children of the ModuleList that holds most parameters); the rest of the model is one further unit. `options`
-        are those of `fully_shard`: `mp_policy`, `reshard_after_forward`, `offload_policy`, `mesh` (of all ranks), …
-        Make the optimizer after this: it must hold the shards.
+        `modules` selects the submodules that are gathered and freed as units: types, or a function of a module
+        (default: the children of the ModuleList with the most parameters). The rest of the model is one more unit.
+        `options` are those of `fully_shard`: `mp_policy`, `reshard_after_forward`, `offload_policy`, `mesh` (of all
+        ranks), … Make the optimizer after this call, since it must hold the shards.
         """
         self._first(model)
         world = self._group.world
@@ -76,7 +77,8 @@ class FsdpExchange(Exchange):
         return model
 
     def _local(self, module: int, gradient: torch.Tensor) -> None:
-        """Weigh a module's gradient on this rank, the mean over the pass's samples, before the reduce-scatter."""
+        """Hook before the reduce-scatter: multiply a module's gradient, the mean over the pass's samples, by n_rp /
+        N."""
         if self.trying:
             return
         part = self._now()
@@ -85,7 +87,7 @@ class FsdpExchange(Exchange):
         scale(gradient, part.weight, part.share.total)
 
     def _shard(self, module: int, gradient: torch.Tensor) -> None:
-        """Take this rank's shard of a module's gradient, summed over the ranks."""
+        """Hook after the reduce-scatter: measure this rank's shard of a module's gradient."""
         if self.trying:
             return
         part, noise = self._now(), self._measured
@@ -111,7 +113,8 @@ class FsdpExchange(Exchange):
 
 
 class _Weighing:
-    """Reduce-scatter that sums without dividing, and first passes the gradient to `seen`, which may change it."""
+    """Reduce-scatter that sums without a division. Before that it calls `seen` with the gradient, which may change
+    it."""
 
     def __init__(self, seen: Callable[[torch.Tensor], None]) -> None:
         self._seen = seen
@@ -133,7 +136,7 @@ class _Weighing:
 
 
 def _chosen(model: torch.nn.Module, modules: Choice | None) -> list[torch.nn.Module]:
-    """Return the submodules that are sharded on their own, inner ones first."""
+    """Return the submodules to shard as units, inner ones first."""
     below = list(model.modules())[:0:-1]
     if modules is None:
         lists = [module for module in below if isinstance(module, torch.nn.ModuleList)]

@@ -11,12 +11,13 @@ TRUST = (0.01, 10.0)
 
 
 def trust(length: torch.Tensor, size: torch.Tensor) -> torch.Tensor:
-    """Return the trust ratio of a tensor's norm `length` to its step's norm `size`; 1 if either is 0."""
+    """Return the trust ratio: a tensor's norm `length` divided by the norm `size` of its step; 1 if either is 0."""
     return torch.where((size > 0) & (length > 0), (length / size).clamp(*TRUST), 1.0)
 
 
 def lamb(p: torch.Tensor, group: dict[str, Any], state: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Update both moments of a parameter by its gradient; return its step without the rate, and the trust ratio."""
+    """Update both moments of a parameter from its gradient. Return its step before the learning rate, and the trust
+    ratio."""
     (beta1, beta2), gradient, m, v = group["betas"], p.grad, state["exp_avg"], state["exp_avg_sq"]
     m.lerp_(gradient, 1 - beta1)
     v.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
@@ -25,14 +26,14 @@ def lamb(p: torch.Tensor, group: dict[str, Any], state: dict[str, Any]) -> tuple
 
 
 def called(closure: Callable[[], Any] | None) -> Any:
-    """Call an optimizer step's closure with gradients enabled, and return its result; None without a closure."""
+    """Call the closure of an optimizer's step with gradients enabled, and return its result; None without a closure."""
     with torch.enable_grad():
         return closure() if closure is not None else None
 
 
 class Lamb(torch.optim.Optimizer):
-    """LAMB optimizer: Adam's step of each tensor, times the trust ratio |p| / |step|. State of a parameter: `step`,
-    `exp_avg`, `exp_avg_sq`. Sparse gradients are not supported."""
+    """LAMB optimizer: the step of each tensor is Adam's times the trust ratio |p| / |step|. State of a parameter:
+    `step`, `exp_avg`, `exp_avg_sq`. Sparse gradients are not supported."""
 
     def __init__(
         self,
@@ -43,7 +44,7 @@ class Lamb(torch.optim.Optimizer):
         eps: float = 1e-6,
         weight_decay: float = 0.0,
     ) -> None:
-        """Raises ValueError for numbers outside their ranges."""
+        """Raises ValueError for a number outside its range."""
         if not lr >= 0 or not all(0 <= beta < 1 for beta in betas) or not eps >= 0 or weight_decay < 0:
             raise ValueError(
                 f"lamb: lr={lr}, betas={betas}, eps={eps}, weight_decay={weight_decay}: none may be negative, and "

@@ -1,14 +1,14 @@
-"""Rules by which an optimizer's step follows the global batch, by the optimizer's class.
+"""Rules by which learning rate and momentum follow the global batch, for each optimizer class.
 
-A step of k base batches shall go as far as k steps, and momentum shall forget as many samples. So the rate is
-multiplied by k, and momentum is raised to the power k: μ of SGD, β₁ of Adam. SGD's buffer is a sum over the remembered
-steps, which are now fewer, so buffer and rate are scaled once. Then the rate times a constant gradient's sum is k times
-as large. β₂, ε and weight decay stay as they are.
+A step of k base batches is to move the parameters as far as k steps, and momentum is to average over as many samples as
+before. So the rate is multiplied by k, and momentum is raised to the power k: μ of SGD, β₁ of Adam. SGD's momentum
+buffer is a sum over fewer steps then. So when k changes, buffer and rate are rescaled: for a constant gradient a step
+is then k times as long. β₂, ε and weight decay stay the same.
 
-This rule holds up to a fraction of the gradient noise scale (`ones_wrapper.protocol.growth`), and diverges beyond. For
-larger batches, and before a noise scale is known, momentum stays as the script set it. Then no rate exceeds `CAP` times
-the largest rate of the script's schedule so far; Adam's rate never does. Other optimizers get the square root of k,
-under the same cap.
+This rule is valid for batches up to a fraction of the gradient noise scale (`ones_wrapper.protocol.growth`); above it
+training diverges. For larger batches, and before the noise scale is known, momentum stays as the script set it. The
+rate is then at most `CAP` times the largest rate of the script's schedule so far; for Adam this limit always applies.
+Other optimizers get the square root of k in place of k, with the same limit.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ones_wrapper.data.progress import TrainingProgress
 from ones_wrapper.protocol.growth import MOST, OTHER, SILENT, bound, doubled
 
 CAP = 2.0
-"""Largest ratio of a learning rate to the largest rate of the script's own schedule so far."""
+"""Largest learning rate, as a multiple of the largest rate of the script's own schedule so far."""
 
 
 def rule_of(optimizer: torch.optim.Optimizer) -> str:
@@ -32,38 +32,41 @@ def rule_of(optimizer: torch.optim.Optimizer) -> str:
 
 
 def common_rule(optimizers: Iterable[torch.optim.Optimizer]) -> str:
-    """Return the rule that all optimizers of a job share; `OTHER` if theirs differ."""
+    """Return the rule of a job's optimizers; `OTHER` if they have different rules."""
     found = {rule_of(optimizer) for optimizer in optimizers}
     return found.pop() if len(found) == 1 else OTHER
 
 
 class Rate:
-    """Sets rate and momentum of optimizers during their steps only: schedulers and checkpoints see the script's own."""
+    """Sets learning rate and momentum of optimizers for the time of their steps. So schedulers and checkpoints see the
+    script's own values."""
 
     def __init__(self, base: float, *optimizers: torch.optim.Optimizer, follows: bool = True) -> None:
-        """`base` is the batch for which the script chose its rate; with `follows` False nothing is changed."""
+        """`base` is the batch for which the script's rate was chosen. With `follows` False nothing is changed."""
         self.rule = common_rule(optimizers) if follows else SILENT
         self._base, self._optimizers = base, optimizers
         self._ratio = self._power = 1.0
-        """Size of the present step in base batches; `_power` is the power to which momentum is raised."""
+        """Samples of the present step divided by the base batch; `_power` is the power to which momentum is raised."""
         self._peaks = [0.0 for _ in optimizers]
         self.stepped = False
-        """True if an optimizer has stepped in the loop's present step."""
+        """True if an optimizer has stepped in the present step of the loop."""
         self.stepping = False
-        """True from the beginning of an optimizer's step to its end, which an error may prevent."""
+        """True from the beginning of an optimizer's step until its end. It stays True if the step raises an error."""
         self._own: dict[torch.optim.Optimizer, list[dict[str, Any]]] = {}
         for number, optimizer in enumerate(optimizers):
             optimizer.register_step_pre_hook(lambda one, *_, number=number: self._before(number, one))
             optimizer.register_step_post_hook(self._after)
 
     def resume(self, progress: TrainingProgress) -> None:
-        """Take over the power of momentum and the largest rates from a checkpoint, or from ranks that train."""
+        """Take over the power of momentum and the largest rates from `progress`, which a checkpoint or other ranks
+        gave."""
         self._power = progress.momentum_power
         self._peaks = [*progress.lr_peaks, *self._peaks[len(progress.lr_peaks) :]][: len(self._peaks)]
 
     def admit(self, progress: TrainingProgress, batch: float) -> bool:
-        """Admit the batch in force if, by the noise scale, it needs no more samples than the base batch; return whether
-        that changed. The noise scale's lower bound admits a batch, its mean keeps the batch (hysteresis)."""
+        """Admit the present batch if, by the noise scale, it needs no more samples than the base batch. Return True if
+        that changed. A batch is admitted by the noise scale's lower bound, and stays admitted by its mean
+        (hysteresis)."""
         before, most = progress.admitted, bound(self.rule, self._base, progress.noise_low)
         if batch <= before:
             most = max(most, bound(self.rule, self._base, progress.noise))
@@ -75,18 +78,19 @@ class Rate:
         return int(max(doubled(self.rule, int(self._base), progress.noise_low), progress.admitted))
 
     def power(self, progress: TrainingProgress, batch: float) -> float:
-        """Return the power to which momentum is raised at this batch; 1 leaves it unchanged."""
+        """Return the power to which momentum is raised at this batch; 1 if the script's momentum is used."""
         if self.rule not in ("sgd", "adam") or batch > max(self._base, progress.admitted):
             return 1.0
         return batch / self._base
 
     def factor(self, progress: TrainingProgress, batch: float) -> float:
-        """Return the learning rate in force over the script's own, for SGD each times 1 / (1 - its momentum)."""
+        """Return the learning rate at this batch divided by the script's own. For SGD both rates are first divided by 1
+        − their momentum."""
         return self._factor(0, batch / self._base, self.power(progress, batch))
 
     def begin(self, progress: TrainingProgress, batch: float, total: float) -> None:
-        """Begin a step of `total` samples while `batch` is in force. A smaller step, such as an epoch's last, gets the
-        factor of its own samples, but at least the base batch's."""
+        """Begin a step of `total` samples, where `batch` is the present global batch. A smaller step, such as an
+        epoch's last, gets the factor of its own samples, but at least that of the base batch."""
         self.stepping = self.stepped = False
         own = max(total, min(batch, self._base)) if total < batch else batch
         self._ratio, power = own / self._base, self.power(progress, own)
@@ -96,7 +100,7 @@ class Rate:
         self._power = progress.momentum_power = power
 
     def remember(self, progress: TrainingProgress) -> None:
-        """Store in `progress` the largest rates, which a later run needs."""
+        """Store the largest rates in `progress`, for later runs."""
         progress.lr_peaks = list(self._peaks)
 
     def _factor(self, number: int, ratio: float, power: float) -> float:
@@ -132,7 +136,7 @@ class Rate:
         self.stepping, self.stepped = False, True
 
     def words(self, progress: TrainingProgress, batch: float) -> str:
-        """Return a description of rate and momentum at this batch, for the job's log."""
+        """Return a text for the job's log about learning rate and momentum at this batch."""
         factor, power = self.factor(progress, batch), self.power(progress, batch)
         text = f"learning rate {factor:.3g} times the script's"
         if self.rule in (OTHER, SILENT) or batch <= self._base:
@@ -146,7 +150,7 @@ class Rate:
 
 
 def _scale_buffers(optimizer: torch.optim.Optimizer, old: float, new: float) -> None:
-    """Scale momentum buffers from one power of momentum to another, as a constant gradient's sum changes."""
+    """Rescale momentum buffers when the power of momentum changes, by the ratio of a constant gradient's sums."""
     for group in optimizer.param_groups:
         momentum = group.get("momentum") or 0.0
         scale = (1.0 - momentum**old) / (1.0 - momentum**new)

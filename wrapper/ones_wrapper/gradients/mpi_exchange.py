@@ -1,8 +1,8 @@
-"""Gradients averaged over samples by MPI, for clusters without a fitting backend of torch.distributed.
+"""Mean of the gradients over samples by MPI, for clusters on which no backend of torch.distributed works well.
 
-The parameters lie in buckets, the last ones first, since backward reaches them first. Once the last pass of a step has
-brought all gradients of a bucket, its reduction starts while backward goes on (Li et al., VLDB 2020, §3.2). All ranks
-start the buckets in the same order, so they can't wait for one another in a circle.
+Parameters are grouped in buckets, the model's last ones first, since backward reaches them first. In the last pass of a
+step, the all-reduce of a bucket starts as soon as all its gradients are there (Li et al., VLDB 2020, §3.2). Backward
+continues meanwhile. All ranks start the buckets in the same order, so that no deadlock is possible.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from ones_wrapper.group.mpi_group import MpiGroup
 
 MB = 2**20
 IGNORED = {"find_unused_parameters", "gradient_as_bucket_view", "static_graph"}
-"""Options of DistributedDataParallel for behaviour that this exchange always has."""
+"""Options of DistributedDataParallel that are accepted without effect, since this exchange always behaves so."""
 
 
 ZEROED = 0.25
-"""Mark of a parameter without a new gradient, which keeps zeros from `zero_grad(set_to_none=False)`."""
+"""Mark of a parameter without a gradient in this step, but with zeros from `zero_grad(set_to_none=False)`."""
 
 
 class Bucket:
-    """Some parameters of one type, their gradients in one flat buffer.
+    """Some parameters of one type, with their gradients in one flat buffer.
 
-    After the gradients the buffer holds a mark for each parameter. The sum of the marks shows the parameters that no
-    rank used: they get the gradient that a single process would leave.
+    Behind the gradients the buffer holds a mark for each parameter. Marks summed over the ranks show which parameters
+    no rank used. These get the gradient that a single process would have: None, or zeros.
     """
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
@@ -49,10 +49,10 @@ class Bucket:
         self.array = self.flat.numpy()  # the same memory
         self.used = [False] * len(parameters)
         self.arrived = [False] * len(parameters)
-        """Flag of each parameter: True if the present pass has brought its gradient."""
+        """Flags of the parameters: True if backward has computed the parameter's gradient in the present pass."""
 
     def add(self, slot: int, gradient: torch.Tensor, weight: float) -> None:
-        """Add a pass's gradient of one parameter."""
+        """Add one pass's gradient of a parameter, times `weight`."""
         view = self.views[slot]
         if self.used[slot]:
             view.add_(gradient, alpha=weight)
@@ -63,7 +63,8 @@ class Bucket:
                 view.mul_(weight)
 
     def complete(self, first: bool) -> None:
-        """Fill in zeros and marks after the step's last gradient; `first` on rank 0, which always has samples."""
+        """Set the gradients of unused parameters to 0, and set the marks, once the step's last gradient is there.
+        `first` is True on rank 0, which always has samples."""
         for view, used in zip(self.views, self.used, strict=True):
             if not used:
                 view.zero_()
@@ -73,7 +74,7 @@ class Bucket:
         self.marks.copy_(torch.tensor(marks if first else self.used))
 
     def hand_out(self) -> None:
-        """Give the parameters their gradients."""
+        """Copy the gradients to the parameters."""
         for parameter, view, mark in zip(self.parameters, self.views, self.marks.tolist(), strict=True):
             if mark == 0:
                 parameter.grad = None
@@ -84,7 +85,8 @@ class Bucket:
 
 
 class OutputHook:
-    """Forward hook that passes on a model's outputs. It does nothing in a copy of the model, or in a saved model."""
+    """Forward hook that calls a function with the model's outputs. In a copy of the model, or in a saved model, it does
+    nothing."""
 
     def __init__(self, callback: Callable[[object], None] | None = None) -> None:
         self._callback = callback
@@ -98,7 +100,7 @@ class OutputHook:
 
 
 class MpiExchange(Exchange):
-    """Gradients of a model on CPUs, summed over the ranks of an `MpiGroup`."""
+    """The gradient exchange of a model on CPUs, over the ranks of an `MpiGroup`."""
 
     timed = True
 
@@ -108,20 +110,21 @@ class MpiExchange(Exchange):
         self._buckets: list[Bucket] = []
         self._buffers: list[torch.Tensor] = []
         self._size = 0
-        """Most bytes of a message, unless one tensor has more."""
+        """Largest message in bytes, except for a larger single tensor."""
         self._requests: list[MPI.Request] = []
-        """Requests of the buckets whose reduction has started, in order."""
+        """Requests of the all-reduces that have started, in the order of the buckets."""
         self._over = False
-        """True if the step's gradients were handed out."""
+        """True once the parameters have the step's gradients."""
         self._expected = False
-        """True if the exchange ends with the backward pass under way."""
+        """True if the end of the present backward pass will complete the exchange."""
 
     def wrap(self, model: torch.nn.Module, **options: Any) -> torch.nn.Module:
-        """Return the model itself; `.module` is the model, too, as scripts for DistributedDataParallel expect.
+        """Return the model itself. Its attribute `module` is the model, too, as in DistributedDataParallel.
 
-        `options`: `bucket_cap_mb` (25), MB of gradients a message; `broadcast_buffers` (True), whether all ranks get
-        the buffers of rank 0 (running means of BatchNorm, …) after each step. Collective. Raises ValueError for other
-        options, for models without trained parameters or with complex numbers, and if the ranks' models differ.
+        `options` may have `bucket_cap_mb`, the largest message in MB (default 25), and `broadcast_buffers`. If that is
+        True (default), all ranks get rank 0's buffers after each step (running means of BatchNorm, …). Collective.
+        Raises ValueError for other options, for a model without trainable parameters or with complex ones, and if the
+        ranks' models differ.
         """
         self._size = int(float(options.pop("bucket_cap_mb", None) or 25) * MB)
         buffers = bool(options.pop("broadcast_buffers", True))
@@ -158,7 +161,7 @@ class MpiExchange(Exchange):
 
     @torch.no_grad()
     def _arrive(self, number: int, slot: int, parameter: torch.nn.Parameter) -> None:
-        """Hook: backward has brought a parameter's gradient."""
+        """Hook after backward has computed a parameter's gradient."""
         if self.trying:
             return
         part, bucket, gradient = self._now(), self._buckets[number], parameter.grad
@@ -185,7 +188,8 @@ class MpiExchange(Exchange):
             self._requests[-1].Test()  # MPI goes on only while it is called
 
     def _forward_ended(self, outputs: object) -> None:
-        """Let a backward pass from these outputs end once all gradients are exchanged, for scripts that clip."""
+        """Hook after a forward pass: complete the exchange at the end of the backward pass from these outputs, so that
+        the script can clip gradients."""
         if self._part is None or not self._part.last:
             return
         for output in tree_leaves(outputs):

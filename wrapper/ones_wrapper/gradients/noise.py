@@ -1,12 +1,12 @@
-"""Gradient noise scale, from the norms of gradients that are exchanged anyway (McCandlish et al. 2018, App. A.1).
+"""Gradient noise scale, from the norms of the gradients that ranks exchange anyway (McCandlish et al. 2018, App. A.1).
 
 A rank's gradient is the mean over its n_i samples, the exchanged gradient the mean over all n. So E|g_i|² = |G|² +
-tr(Σ)/n_i and E|g|² = |G|² + tr(Σ)/n. The norms of the k ranks that had samples, weighed with n_i/n, have the mean small
-= |G|² + k tr(Σ)/n. With large = |g|², tr(Σ) = n (small − large)/(k − 1) and |G|² = large − tr(Σ)/n, both unbiased; the
-noise scale is the ratio of their running means.
+tr(Σ)/n_i and E|g|² = |G|² + tr(Σ)/n. For the k ranks that have samples, the mean of |g_i|² weighted by n_i/n is small =
+|G|² + k tr(Σ)/n. With large = |g|² this gives the unbiased estimates tr(Σ) = n (small − large)/(k − 1) and |G|² = large
+− tr(Σ)/n. The noise scale is the ratio of their running means.
 
-A single rank compares each step's gradient a with the last step's b: tr(Σ) = n |a − b|²/2 and |G|² = a·b, also unbiased
-as far as the model stays the same meanwhile. That takes one copy of the gradients.
+A single rank compares each step's gradient a with the previous step's b: tr(Σ) = n |a − b|²/2 and |G|² = a·b. These are
+also unbiased if the model changes little from step to step. It takes one copy of the gradients.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ import torch
 from ones_wrapper.group import Group
 
 SPAN = 100
-"""Number of measured steps in which the weight of older steps in the means falls to 1/e."""
+"""Number of measured steps after which a step's weight in the running means has fallen to 1/e."""
 WINDOWS = 24
-"""Number of windows kept. Their sums differ by chance, which shows how uncertain the means are."""
+"""Largest number of windows. The spread between windows shows how uncertain the means are."""
 LEAST = 5
-"""Fewest windows from which a lower bound is computed."""
+"""Fewest windows that a lower bound needs."""
 PART = 2
-"""Number of equal parts of the measured steps; only the newest part is kept. A run's first gradients are so long that
-they would outweigh later gradients in the means: the growing noise scale would seem small for long. With 3 parts a
-single rank let a batch grow beyond the cliff (docs/benchmarks/training.md)."""
+"""Number of equal parts into which the measured steps are divided; only the newest part is kept. A run's first
+gradients are so large that they would dominate the means, so that the growing noise scale would be underestimated for
+long. With 3 parts a single rank's batch grew until training diverged (docs/benchmarks/training.md)."""
 LOW = 0.84
-"""Distance of the lower bound below the estimate, in standard deviations: 20 % of a normal distribution lie below."""
+"""Number of standard deviations from the estimate down to its lower bound: 20 % of a normal distribution are below."""
 EVERY = 4
-"""Interval of measured steps: squares take time, and the noise scale changes only over thousands of steps."""
+"""Interval between measured steps. Squares take time, and the noise scale changes only over thousands of steps."""
 FIRST = 32
-"""Number of the job's first steps that are all measured, so that its first report has a noise scale."""
+"""Number of first steps of the job that are all measured, so that its first report has a noise scale."""
 MOST = 1e4
-"""Largest noise scale, in batches: beyond, the signal is lost in the noise."""
+"""Largest noise scale, as a multiple of the batch. Above it |G|² cannot be distinguished from 0."""
 PENDING = 64
-"""Number of squares kept before they are added up: adding up many costs no more than adding up one."""
+"""Number of squares that are collected before they are added up, since adding many takes as long as adding one."""
 
 
 class Window(NamedTuple):
-    """Averages over the steps between two exchanges."""
+    """Mean estimates of tr(Σ) (`trace`) and |G|² (`square`) over the measured steps between two exchanges."""
 
     steps: int
     trace: float
@@ -50,45 +50,46 @@ class Window(NamedTuple):
 
 
 class NoiseScale:
-    """Measures the gradient noise scale of one run. Nothing waits for the GPU before `exchange`."""
+    """Measurement of the gradient noise scale of one run. Only `exchange` waits for the GPU."""
 
     def __init__(self, group: Group) -> None:
         self._group = group
         self.measures = True
-        """True if the present step is measured; the same on all ranks."""
+        """True if the present step is measured; equal on all ranks."""
         self._keeps = True
-        """True if the next step is measured, for which a single rank keeps this step's gradient."""
+        """True if the next step is measured, so that a single rank must keep this step's gradients."""
         self.looks = True
-        """True if the present step's gradients are needed, to measure it or to keep them for the next step."""
+        """True if the present step's gradients are needed, either for a measurement or to be kept for the next
+        step's."""
         self._alone_samples = 0
         self._skips = False
         self._batch = 0
         self.ranks_changed(0.0, 0.0)
 
     def ranks_changed(self, known: float, known_low: float) -> None:
-        """Begin again, since the ranks changed. All ranks go on with the noise scale `known` and its lower bound."""
+        """Begin again with the new ranks, from the noise scale `known` and its lower bound."""
         self.known, self.known_low = known, known_low
-        """An earlier run's last noise scale, in samples, and its lower bound; 0 for none."""
+        """Newest noise scale of earlier ranks or runs, in samples, and its lower bound; 0 if unknown."""
         self._alone: dict[int, torch.Tensor] = {}
-        """Last gradient of each bucket, kept by a single rank."""
+        """Previous gradient of each bucket, kept by a single rank."""
         self._step: list[tuple[torch.Tensor, float, float]] = []
-        """Squares of the step's buckets on this rank, each with its weights in the estimates of tr(Σ) and |G|²."""
+        """(square, weight in tr(Σ), weight in |G|²) for each bucket of the present step on this rank."""
         self._seen: list[tuple[torch.Tensor, float, float]] = []
-        """Squares of finished steps that are not yet added to `_window`."""
+        """The same for finished steps, until it is added to `_window`."""
         self._window: list[torch.Tensor | float] = [0.0, 0.0]
         self._steps = 0
         self._windows: deque[Window] = deque(maxlen=WINDOWS)
         self._measured_steps = 0
-        """Number of measured steps since the ranks changed, by which all ranks drop the same windows."""
+        """Number of measured steps since the ranks changed, equal on all ranks, so that all drop the same windows."""
 
     def begin(self, number: int) -> None:
-        """Begin the step after the job's first `number` steps."""
+        """Begin step `number` of the job, counted from 0."""
         self.measures, self._keeps = _measured(number), _measured(number + 1)
         self.looks = self.measures or (self._keeps and self._group.world == 1)
 
     def local(self, bucket: int, gradient: torch.Tensor, samples: float, total: int, passes: int = 1) -> None:
-        """Measure a bucket of this rank's own gradient, the mean over its `samples` of the step's `total`. If a step's
-        `passes` are measured one by one, each counts as a rank."""
+        """Measure a bucket of this rank's own gradient: the mean over this rank's `samples` of the step's `total`. If
+        each of the step's `passes` is measured, each counts like a rank."""
         parts = min(self._group.world * passes, total)
         if self._group.world == 1:
             self._compare(bucket, gradient, samples)
@@ -96,12 +97,12 @@ class NoiseScale:
             self._step.append((_square(gradient), samples / (parts - 1), -samples / total / (parts - 1)))
 
     def whole(self, gradient: torch.Tensor, total: int) -> None:
-        """Measure a bucket after the exchange, the mean over all samples. Only rank 0 counts the bucket."""
+        """Measure a bucket of the exchanged gradient, the mean over all samples. Only rank 0 counts it."""
         if self._group.rank == 0:
             self.whole_shard(gradient, total)
 
     def whole_shard(self, gradient: torch.Tensor, total: int, passes: int = 1) -> None:
-        """Measure this rank's shard of an exchanged bucket, if shards differ by rank. Squares add up over shards."""
+        """Measure this rank's shard of the exchanged gradient. The squares of all ranks' shards add up."""
         parts = min(self._group.world * passes, total)
         if self.measures and parts > 1:
             self._step.append((_square(gradient), -total / (parts - 1), parts / (parts - 1)))
@@ -118,7 +119,8 @@ class NoiseScale:
             self._alone[bucket] = gradient.detach().clone()
 
     def skip(self) -> None:
-        """Leave the present step out, since its mean gradient is on no rank. All ranks call this in the same steps."""
+        """Leave out the present step, for which no rank has the mean gradient. All ranks must call this in the same
+        steps."""
         self._skips = True
 
     def step(self, total: int) -> None:
@@ -146,7 +148,7 @@ class NoiseScale:
             self._window = [before + more for before, more in zip(self._window, sums, strict=True)]
 
     def exchange(self) -> None:
-        """Add up all ranks' measurements since the last call. Collective."""
+        """Add up the measurements of all ranks since the last call. Collective."""
         self._settle()
         steps, window = self._steps, [float(value) for value in self._window]
         self._window, self._steps = [0.0, 0.0], 0
@@ -158,13 +160,15 @@ class NoiseScale:
             self._forget()
 
     def _forget(self) -> None:
-        """Drop windows older than the newest part of the steps, but keep the `LEAST` that a bound needs."""
+        """Drop windows that are older than the newest part of the measured steps (`PART`), but keep at least
+        `LEAST`."""
         kept = sum(window.steps for window in self._windows)
         while len(self._windows) > LEAST and kept - self._windows[0].steps >= self._measured_steps / PART:
             kept -= self._windows.popleft().steps
 
     def _weights(self) -> list[float]:
-        """Return the windows' weights in the means, with sum 1: by number of steps, and less for older windows."""
+        """Return each window's weight in the means, with sum 1: it grows with the window's steps and falls with its
+        age."""
         found, after = [], 1.0
         for window in reversed(self._windows):
             keep = math.exp(-window.steps / SPAN)
@@ -179,7 +183,7 @@ class NoiseScale:
 
     @property
     def samples(self) -> float | None:
-        """Noise scale in samples; before the first measurement an earlier run's, or None."""
+        """Noise scale in samples. Before the first measurement that of an earlier run, or None."""
         if not self._windows:
             return self.known or None
         trace, square = self._means()
@@ -190,11 +194,11 @@ class NoiseScale:
 
     @property
     def low(self) -> float:
-        """Lower bound, in samples, that the noise scale exceeds with a probability of 80 %; 0 if unknown.
+        """Lower bound in samples, which the noise scale exceeds with a probability of 80 %; 0 if unknown.
 
-        Fieller's bound: the least N for which tr(Σ) − N |G|² is not clearly above 0. The variance of this difference is
-        estimated from the windows, by their steps and weights. If |G|² is clearly negative, as for a single rank whose
-        every step reverses the gradient, the bound is unknown.
+        By Fieller's method it is the smallest N for which tr(Σ) − N |G|² is not clearly above 0. The variance of this
+        difference is estimated from the windows, by their steps and weights. The bound is unknown if |G|² is clearly
+        negative, for example if each step of a single rank reverses the gradient.
         """
         if len(self._windows) < LEAST:
             return self.known_low
@@ -224,7 +228,8 @@ def _square(gradient: torch.Tensor) -> torch.Tensor:
 
 
 def _square_by_norm(gradient: torch.Tensor) -> torch.Tensor:
-    """Return the square without cuBLAS, which keeps up to 32 MiB for each stream on which gradients arrive."""
+    """Return the squared norm without cuBLAS, which would keep up to 32 MiB for each stream on which gradients
+    arrive."""
     gradient = _real(gradient)
     wide = torch.float64 if gradient.dtype == torch.float64 else torch.float32
     norm: torch.Tensor = torch.linalg.vector_norm(gradient, dtype=wide)

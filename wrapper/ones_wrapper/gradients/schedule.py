@@ -1,12 +1,14 @@
-"""Learning rate schedules that follow the training's progress through changes of the batch.
+"""Learning rate schedules that follow the training's progress when the batch changes.
 
 A script's schedule is written in steps of its base batch, for example a cosine over `epochs * len(loader)` steps. A
-step of twice the batch uses the samples of two such steps, so the schedule must advance by two, or it never ends. So
-`Job.register` returns each scheduler in a wrapper. Its `step()` inside the loop over batches advances the script's
-scheduler by as many steps as the samples of this step are worth: one, several, or none until a base batch is full. At a
-fixed base batch that is exactly one a step. Outside the loop, once an epoch, `step()` is the script's own.
+step of twice the batch uses the samples of two such steps. So the schedule must advance by two, or it would not reach
+its end. For this `Job.register` returns each scheduler in a wrapper. `step()` of the wrapper, inside the loop over
+batches, steps the script's scheduler once for each base batch of samples used: once, several times, or not at all until
+a base batch is full. If the batch is the base batch, that is once a step. Outside the loop, once an epoch, `step()` is
+the script's own.
 
-Samples short of a whole base batch are kept in the scheduler's state; all else follows from `TrainingProgress`.
+Samples that do not fill a base batch are kept in the scheduler's state. All other positions follow from
+`TrainingProgress`.
 """
 
 from __future__ import annotations
@@ -43,21 +45,23 @@ MADE_OTHERWISE = (
     "write schedules in steps of len(loader), by nothing that changes with the GPUs, such as the number of processes"
 )
 MADE = "ones:made"
-"""Key in a scheduler's state: its state as the job's first start made it."""
+"""Key in a scheduler's state for its state when the job's first start made it."""
 REST = "ones:samples"
-"""Key in a scheduler's state: samples that do not fill a base batch yet."""
+"""Key in a scheduler's state for the number of samples that do not fill a base batch yet."""
 
 
 def base_steps(samples: int, base_batch: int) -> int:
-    """Return the steps of the base batch that `samples` samples take; the last step may be smaller."""
+    """Return the number of base batches in `samples` samples, rounded up."""
     return -(-samples // base_batch)
 
 
 def counted(progress: TrainingProgress, total: int, batch: int, base_batch: int, least_step: int = 1) -> int:
-    """Return the samples that a schedule counts for a step of `total` samples at this `batch`, from this progress on.
+    """Return the number of samples by which schedules advance in a step of `total` samples. `batch` is the present
+    global batch, `progress` the position before the step.
 
-    An epoch's last step counts as if it filled its last base batch, so each epoch has whole steps. A rest of fewer than
-    `least_step` samples is left out.
+    An epoch's last step counts as if its last base batch were full, so that each epoch is a whole number of base
+    batches. If fewer than `least_step` samples remain after a step, the epoch leaves them out, and the step is its
+    last.
     """
     end = progress.cursor + total
     if 0 <= progress.dataset - end < least_step:
@@ -69,7 +73,7 @@ def counted(progress: TrainingProgress, total: int, batch: int, base_batch: int,
 
 
 def is_scheduler(thing: Any) -> bool:
-    """Return True for a learning rate scheduler: torch's, or an object that works like one."""
+    """Return True for a learning rate scheduler: torch's own, or an object with the same methods."""
     if isinstance(thing, LRScheduler):
         return True
     methods = all(callable(getattr(thing, name, None)) for name in ("step", "state_dict", "load_state_dict"))
@@ -77,7 +81,7 @@ def is_scheduler(thing: Any) -> bool:
 
 
 class Schedules:
-    """The schedulers of a job, and the script's present step, which the wrapped schedulers share."""
+    """The schedulers of a job, and the present step, which their wrappers share."""
 
     def __init__(
         self,
@@ -85,21 +89,22 @@ class Schedules:
         due: Callable[[], bool] = lambda: True,
         of_ranks: Callable[[float], list[float]] = lambda value: [value],
     ) -> None:
-        """`due` says whether the step ends with this accumulation step; `of_ranks` returns every rank's value."""
+        """`due` returns True in the last accumulation step of a step. `of_ranks` returns every rank's value."""
         self.of_ranks, self.base_batch, self.due = of_ranks, base_batch, due
         self.samples = 0
-        """Samples by which the present step advances schedules."""
+        """Number of samples by which schedules advance in the present step."""
         self.rest = 0
-        """Samples of earlier steps that do not fill a base batch."""
+        """Number of samples before the present step that do not fill a base batch."""
         self.within = False
         """True if the script is in the loop over batches."""
         self._wrapped: list[ProgressScheduler] = []
         self.differences: list[str] = []
-        """Descriptions of schedules that differ from the checkpoint's."""
+        """Messages about schedules that differ from those of the checkpoint."""
 
     def wrap(self, thing: Any, known: bool = False) -> Any:
-        """Return a scheduler's wrapper, and any other object unchanged. An `AveragedModel` follows progress from then
-        on. With `known` any object with a `step` counts as a scheduler."""
+        """Return a wrapper of a scheduler; any other object is returned as it is. An `AveragedModel` is changed in
+        place, so that it follows progress, too. With `known`, any object with a method `step` is taken for a
+        scheduler."""
         if isinstance(thing, AveragedModel):
             thing.update_parameters = _Average(thing.update_parameters, self)  # type: ignore[method-assign]
         if not (is_scheduler(thing) or (known and callable(getattr(thing, "step", None)))):
@@ -108,28 +113,28 @@ class Schedules:
         return self._wrapped[-1]
 
     def enter(self, samples: int, before: int = 0) -> None:
-        """Begin a step that counts `samples` samples, after `before` in all."""
+        """Begin a step that advances schedules by `samples` samples, after `before` samples in all steps before."""
         self.samples, self.rest, self.within = samples, before % self.base_batch, True
         for wrapped in self._wrapped:
             wrapped.mark()
 
     def check(self) -> None:
-        """Check, after a step, that the script stepped no scheduler past its wrapper. Raises RuntimeError if it did."""
+        """Raise RuntimeError if the script stepped a scheduler itself, rather than its wrapper, in the present step."""
         for wrapped in self._wrapped:
             wrapped.check()
 
     def leave(self) -> None:
-        """Note that the script left the loop over batches."""
+        """Note that the script has left the loop over batches."""
         self.within = False
 
 
 class _Average:
-    """Updates an average once for each step of the base batch in the present step: k updates apply decay ** k."""
+    """Function that updates an averaged model once for each base batch of samples used: k updates apply decay ** k."""
 
     def __init__(self, update: Callable[[Any], None], schedules: Schedules) -> None:
         self._update, self._schedules = update, schedules
         self._samples: int | None = None
-        """Samples that no update has counted yet; None before the first call of this start."""
+        """Number of samples that no update has counted yet; None before the first call in this run."""
 
     def __call__(self, model: Any) -> None:
         times, schedules = 1, self._schedules
@@ -143,13 +148,13 @@ class _Average:
 
 
 class ProgressScheduler:
-    """Scheduler wrapper that follows the training's progress, in steps of the base batch. All other attributes are
-    those of the script's own `scheduler`."""
+    """Scheduler wrapper that follows the training's progress in base batches. All other attributes are those of the
+    script's own `scheduler`."""
 
     def __init__(self, scheduler: Any, schedules: Schedules) -> None:
         self.scheduler, self._schedules = scheduler, schedules
         self._samples = 0
-        """Samples not yet counted as a step of the base batch; fewer than one base batch after each step."""
+        """Number of samples that the scheduler has not counted yet, fewer than a base batch."""
         self._marks: Any = None
         self._made = _plain(scheduler.state_dict()) if callable(getattr(scheduler, "state_dict", None)) else {}
 
@@ -159,9 +164,9 @@ class ProgressScheduler:
         return getattr(self.scheduler, name)
 
     def step(self, *args: Any, **kwargs: Any) -> None:
-        """Inside the loop over batches, advance to the progress after this step. Outside, make the script's own step,
-        on all ranks; a metric is averaged over them. Raises RuntimeError for an argument (metric, epoch) inside the
-        loop, since progress gives none."""
+        """Inside the loop over batches, advance to the progress after this step. Outside, step the script's own
+        scheduler, on all ranks; a metric is averaged over the ranks. Inside the loop an argument (metric or epoch)
+        raises RuntimeError."""
         schedules = self._schedules
         if not schedules.within:
             if isinstance(self.scheduler, ReduceLROnPlateau):
@@ -182,30 +187,30 @@ class ProgressScheduler:
         self.mark()
 
     def _alike(self, metrics: Any, epoch: Any = None) -> float:
-        """Return the mean of the ranks' metrics, so that all ranks take the same rate. Collective."""
+        """Return the mean of the ranks' metrics, so that all ranks get the same learning rate. Collective."""
         found = self._schedules.of_ranks(float(metrics))
         return found[0] if len(set(found)) == 1 else sum(found) / len(found)
 
     def _over(self) -> bool:
-        """True if the schedule is at its end, beyond which some schedulers (OneCycleLR) raise an error."""
+        """True if the schedule has ended; a further step of some schedulers (OneCycleLR) would raise an error."""
         last, total = (getattr(self.scheduler, name, None) for name in ("last_epoch", "total_steps"))
         return isinstance(last, int) and isinstance(total, int) and last >= total
 
     def mark(self) -> None:
-        """Store the position of the script's own scheduler for `check`."""
+        """Store the position of the script's own scheduler, with which `check` compares."""
         self._marks = _marks(self.scheduler)
 
     def check(self) -> None:
-        """Raises RuntimeError if the script's scheduler was stepped past this wrapper since `mark`."""
+        """Raise RuntimeError if the script's own scheduler was stepped since `mark`."""
         if _marks(self.scheduler) != self._marks:
             raise RuntimeError(UNWRAPPED.format(name=type(self.scheduler).__name__))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the script's scheduler's state, and the samples that do not fill a base batch yet."""
+        """Return the state of the script's own scheduler, with the number of samples not counted yet."""
         return {**self.scheduler.state_dict(), REST: self._samples, MADE: self._made}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state that `state_dict` or the script's own scheduler returned."""
+        """Load a state from `state_dict`, or from the script's own scheduler."""
         state = dict(state_dict)
         self._samples = state.pop(REST, 0)
         first = state.pop(MADE, self._made)
@@ -219,13 +224,13 @@ class ProgressScheduler:
 
 
 def _marks(scheduler: Any) -> list[Any]:
-    """Return counters that change with each step of a scheduler, or of the schedulers in it."""
+    """Return counters that change with each step of a scheduler, or of schedulers inside it."""
     own = [getattr(scheduler, name, None) for name in ("last_epoch", "_step_count")]
     return own + [_marks(part) for part in getattr(scheduler, "_schedulers", ())]
 
 
 def _plain(value: Any) -> Any:
-    """Return the plain part of a state: numbers and texts, in lists and dicts."""
+    """Return the numbers and texts of a state, in lists and dicts; other values become None."""
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -234,7 +239,7 @@ def _plain(value: Any) -> Any:
 
 
 def _other(before: Any, now: Any, key: str = "") -> dict[str, Any]:
-    """Return the first key under which two plain states differ, with both values; empty if they are equal."""
+    """Return the first key under which two plain states differ, with both values; empty if there is none."""
     if isinstance(before, dict) and isinstance(now, dict) and (not key or before.keys() == now.keys()):
         parts = ((before[name], now[name], name) for name in before if name in now)
     elif isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
@@ -245,8 +250,8 @@ def _other(before: Any, now: Any, key: str = "") -> dict[str, Any]:
 
 
 def _differences(scheduler: Any) -> list[str]:
-    """Return differences between the saved rate and the rate that the scheduler's functions give now; checkpoints hold
-    no functions."""
+    """Return messages about a LambdaLR whose saved rate is not what its functions give now. Checkpoints do not hold
+    these functions."""
     found = [text for part in getattr(scheduler, "_schedulers", ()) for text in _differences(part)]
     saved = getattr(scheduler, "_last_lr", None)
     if not isinstance(scheduler, LambdaLR) or not saved:
