@@ -88,7 +88,7 @@ class Actor:
                 raise
             except Exception:
                 # A job for which this fails must not keep other users' jobs held.
-                log.exception("job %d: its resize could not be taken further now", resize.job_id)
+                log.exception("job %d: its resize could not be advanced in this tick", resize.job_id)
                 left += 1
         return left
 
@@ -98,8 +98,8 @@ class Actor:
         """Begin the planned changes unless there is a stop file. Return the changes that begin; in advise mode they are
         only printed.
 
-        Then defer the jobs that the plans park and the jobs `kept`, and release all other deferred jobs. Raises
-        `Unreachable`.
+        Then defer the jobs that the plans park, and the jobs `kept`, which are trained within other jobs. Release all
+        other deferred jobs. Raises `Unreachable`.
         """
         if self.acting and not self._settings.stopped:
             self._orders.mark()
@@ -137,8 +137,7 @@ class Actor:
         )
 
     def _forget(self, seen: Observation) -> None:
-        """Drop what is remembered of ended jobs, and their orders in the spool. Their deferrals and resizes end by
-        themselves."""
+        """Forget ended jobs, and remove their orders from the spool. (Their deferrals and resizes end without this.)"""
         alive = {id_ for job in seen.snapshot.jobs.values() if not job.ended for id_ in (job.job_id, job.array_id)}
         for remembered in (self._ordered, self._advised):
             for job_id in remembered.keys() - alive:
@@ -184,7 +183,7 @@ class Actor:
             try:
                 lines += commands(change, number, self._settings.spool, self._settings.deferral_s, queues=queues)
             except NotBelieved as error:
-                log.warning("job %d: nothing can be advised: %s", job.job_id, error)
+                log.warning("job %d: its commands cannot be printed: %s", job.job_id, error)
                 return
             self._advise(job.job_id, hash(change), lines)
             return
@@ -306,8 +305,8 @@ def commands(
     *,
     queues: Mapping[int, Queue] = NO_QUEUES,
 ) -> list[str]:
-    """Return the shell lines by which a person can carry out the change, in order. Comments say which events to wait
-    for. `queues` has the queue of each guest block that joins, by its task number."""
+    """Return the shell lines by which a person can carry out the change, in order. Comment lines among them say which
+    event to wait for. `queues` has the queue of each guest block that joins, by its task number."""
     job, path = change.elastic.job, order_path(change.elastic.job, spool)
 
     def order(drain: bool) -> str:

@@ -1,4 +1,4 @@
-"""Upkeep of jobs of blocks: cancels held tasks that are left over, ends blocks that train by themselves, holds guests.
+"""Upkeep of jobs of blocks: cancels held tasks of jobs that are over, ends blocks that train apart, and holds guests.
 
 A job that ends cancels its own waiting tasks if it can (`ones-run`). This module cancels those that remain, even after
 the companion has restarted.
@@ -30,7 +30,7 @@ ENDS = frozenset({"finished", "stopped", "error"})
 """Reasons in a job's last report (`protocol.Bye`) that mean that the job is over."""
 NO_TASKS: Mapping[int, Collection[int]] = {}
 APART_S = 300.0
-"""Seconds for which a running block may train apart from the others before it is ordered to end."""
+"""Seconds for which a running block may train apart from its job's other blocks before it is ordered to end."""
 
 
 def is_alive(job: SlurmJob) -> bool:
@@ -47,8 +47,8 @@ def look_at(client: SlurmClient, job_id: int, term: int = 0, guests: Guests = NO
 
 
 def job_of(client: SlurmClient, resize: ResizeRecord) -> WholeJob:
-    """Return a resize's job as Slurm shows it now. A pending job of blocks is returned with its first block only, or
-    with all blocks if all change together. Raises `UnknownJob`."""
+    """Return the job of a resize by requeue as Slurm shows it now; raises `UnknownJob`. For a waiting job of blocks
+    this is one block if only one is resized, or else the whole job."""
     if resize.added:
         return WholeJob.of(client.job(Task(resize.job_id, resize.added[0][0])), resize.job_id)
     job = client.job(resize.job_id)
@@ -96,7 +96,7 @@ class Leftovers:
     _seen_over: dict[int, float] = field(default_factory=dict)
     """Time at which each job was first found to be over, by job id."""
     _gone_on: dict[int, int] = field(default_factory=dict)
-    """Number of the step at which the last membership began when a held task was released to train on, by job id."""
+    """First step of the last membership at the time when a held task was released to train on, by job id."""
     _apart: dict[tuple[int, int, int], float] = field(default_factory=dict)
     """Time at which each block was first found to train apart, by job id, task and restart."""
     _told: set[tuple[int, int, int]] = field(default_factory=set)
@@ -124,12 +124,12 @@ class Leftovers:
                 if (members := self._left_alone(job_id, tasks)) is not None:
                     self._go_on(job_id, members, tasks)
                 else:
-                    log.info("job %d: it is over; its tasks that wait are cancelled", job_id)
+                    log.info("job %d: it has ended; its waiting tasks are cancelled", job_id)
                     self.client.cancel_waiting(job_id)
             except UnknownJob:
                 continue
             except Refused as error:
-                log.error("job %d: its tasks that wait could not be cancelled: %s", job_id, error)
+                log.error("job %d: its waiting tasks could not be cancelled: %s", job_id, error)
 
     def _over(self, job_id: int, tasks: Collection[SlurmJob]) -> bool:
         """Tell whether no block runs or may start, and the companion holds all waiting tasks. If the job reported its
@@ -165,7 +165,8 @@ class Leftovers:
         return now - min(seen, max((job.end_time for job in tasks if not job.pending), default=0.0)) > SURE_S
 
     def _left_alone(self, job_id: int, tasks: Sequence[SlurmJob]) -> MembershipRecord | None:
-        """Return the last membership if all its blocks left before the job ended; else None."""
+        """Return the last membership if all its blocks left before the job reported its end. Return None otherwise, or
+        if the job has made no progress since a task was last released to train on."""
         members = self.store.membership(job_id)
         if members is None or members.report.step <= self._gone_on.get(job_id, -1):
             return None
@@ -183,7 +184,7 @@ class Leftovers:
         if not free:
             return
         first = min(free, key=task_of)
-        log.warning("job %d: all its blocks left and it is not over; task %s goes on", job_id, first.key)
+        log.warning("job %d: all its blocks left before it ended; task %s is released to train on", job_id, first.key)
         self.client.release(first.key, start_now=True)
         self._gone_on[job_id] = members.report.step
 
@@ -207,13 +208,14 @@ class Leftovers:
                 try:
                     self.client.reuse(Task(job_id, task))
                 except Refused as error:
-                    log.info("job %d: block %d, which was preempted, is not kept: %s", job_id, task, error)
+                    log.info("job %d: preempted block %d could not be held for later use: %s", job_id, task, error)
 
     def end_those_apart(self, jobs: Iterable[tuple[Elastic, JobHistory | None]]) -> None:
         """Order running blocks to end if they have not trained with their job's other blocks for `APART_S`. If Slurm
         forgot a block's end, put it back into a hold. None of these `jobs` has an open resize.
 
-        If no running block trains, because Slurm forgot the start of those that did, put these back for another start.
+        If no running block trains with others, because Slurm forgot the start of those that did, put those back into a
+        hold for another start.
         """
         now = self.clock()
         before, self._apart = self._apart, {}
@@ -240,11 +242,11 @@ class Leftovers:
                 self.orders.write(job, Order(self.orders.next_number(job), job.restart, blocks=tuple(staying)))
                 self._told |= apart
             except OrderError as error:
-                log.warning("job %d: blocks that train apart could not be ended: %s", job.job_id, error)
+                log.warning("job %d: blocks that train apart could not be ordered to end: %s", job.job_id, error)
 
     def _put_back_trained(self, job: WholeJob, members: MembershipRecord) -> None:
-        """Requeue the ended members with a lower restart count than they trained with: Slurm forgot their last start.
-        Then each waits in a hold with that count, from which it is released (see `StaleHolds`)."""
+        """Requeue ended blocks with a restart count one lower than the one with which they trained: Slurm forgot their
+        last start. After the requeue they wait in a hold with that count, and `StaleHolds` releases them."""
         trained = dict(zip(members.report.blocks, members.report.restarts, strict=False))
         for task, block in job.tasks.items():
             if not has_left(block) or block.completing or block.restart + 1 != trained.get(task):
@@ -256,8 +258,8 @@ class Leftovers:
                 log.error("block %d_%d: it could not be put back: %s", job.job_id, task, error)
 
     def _put_back_ended(self, job_id: int, block: SlurmJob) -> bool:
-        """Requeue a block into a hold if Slurm shows it as running because it forgot the block's end. It has no process
-        that could read an order. Slurm itself may notice this only after half an hour."""
+        """Requeue a block into a hold if Slurm shows it as running because it forgot the block's end; return True then.
+        Such a block has no process that could read an order. Slurm itself may notice this only after half an hour."""
         task = Task(job_id, task_of(block))
         if not (forgot_end(self.client, self.store, job_id, block) and self.held.take(job_id, [task.task])):
             return False
@@ -269,7 +271,7 @@ class Leftovers:
         return True
 
     def forget(self, alive: Collection[int]) -> None:
-        """Drop what is remembered of all jobs but these."""
+        """Forget all jobs but these."""
         self._gone_on = {id_: step for id_, step in self._gone_on.items() if id_ in alive}
         self._told = {key for key in self._told if key[0] in alive}
 
@@ -281,8 +283,8 @@ ASK_S = 300.0
 
 
 def comes_back(job: SlurmJob, config: Mapping[str, str], partition: Partition | None, modes: Mapping[str, str]) -> bool:
-    """Tell whether Slurm requeues this job when it preempts it, and lets the job's owner release a hold on it. `modes`
-    is the PreemptMode of each QOS."""
+    """Tell whether Slurm requeues this job when it preempts it, and allows the job's owner to release a hold on it.
+    `modes` is the PreemptMode of each QOS."""
     if not job.requeue or not {setting(config, name) for name in EXITS} <= NOT_SET:
         return False
     by_qos = setting(config, "PreemptType").endswith("qos")
@@ -296,12 +298,11 @@ class GuestHolds:
     """Holds on running guests, at sites where Slurm requeues the jobs that it preempts. A guest that is held while it
     runs is still held when it waits again.
 
-    Without the hold Slurm would start the guest again on GPUs that others just wanted. Each hold is stored before it is
+    Without the hold Slurm would start the guest again on GPUs that other jobs need. Each hold is stored before it is
     requested from Slurm (`HeldTasks.take`), and an owner may release it.
 
-    In two cases guests are not held, so Slurm starts them again and they join again. With `RequeueExit` set, Slurm
-    would turn the hold into one that owners cannot release. In a job without a base block, all blocks might become
-    held.
+    In two cases guests are not held: Slurm starts them again, and they join again. If `RequeueExit` is set, Slurm would
+    turn the hold into one that owners cannot release. If the job has no base block, all its blocks might become held.
     """
 
     client: SlurmClient
@@ -348,7 +349,7 @@ class GuestHolds:
             try:
                 self._site = self.client.config(), self.client.quotas(()).modes
             except Refused as error:
-                log.warning("what Slurm does with jobs that it preempts is not known: %s", error)
+                log.warning("Slurm's preemption settings could not be read: %s", error)
                 return False
             self._asked = self.clock()
         return True
@@ -373,5 +374,5 @@ class GuestHolds:
             log.error("block %s: its hold could not be lifted: %s", task, error)
 
     def forget(self, alive: Collection[int]) -> None:
-        """Drop what is remembered of all jobs but these."""
+        """Forget all jobs but these."""
         self._put = {key: time for key, time in self._put.items() if key[0].array in alive}

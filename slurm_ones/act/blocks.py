@@ -148,8 +148,8 @@ def _lift_throttle(machine: Machine, resize: ResizeRecord, array: WholeJob) -> N
 
 
 def _give_shape(machine: Machine, resize: ResizeRecord, array: WholeJob, *, task: int) -> None:
-    """Set the shape of a joining block, after requeuing it if it has ended. All tasks must be held and the throttle
-    lifted before."""
+    """Set the shape of a joining block, after requeuing it if it has ended. Do nothing while a waiting task is not
+    held, or the array has a throttle."""
     job = array.tasks[task]
     if _unheld(resize, array) or _throttled(array) or job.completing:
         return
@@ -160,8 +160,8 @@ def _give_shape(machine: Machine, resize: ResizeRecord, array: WholeJob, *, task
 
 
 def _queue(machine: Machine, resize: ResizeRecord, array: WholeJob, task: int) -> Queue:
-    """Return the queue into which a joining block is moved before its release: that of the guests, or that of the base
-    blocks if the block was a guest before. An empty queue means no move."""
+    """Return the queue to which a joining block is moved before its release. A guest moves to the guests' queue, a
+    former guest to that of the base blocks. An empty queue means no move."""
     job, own = array.tasks[task], _home(machine, array)
     partition = own.partition.partition(",")[0]
     if task in resize.guests:
@@ -183,8 +183,9 @@ def _home(machine: Machine, array: WholeJob) -> Queue:
 
 
 def _limit_s(job: SlurmJob, own: Queue, most_s: float, wait_s: float) -> float:
-    """Return a guest's time limit, in seconds. It is the base block's if that is at most `most_s`, else `most_s` less
-    `wait_s`. If the guest's present limit fits, it stays."""
+    """Return a guest's time limit, in seconds; 0 for none. It is that of the base blocks if this is at most `most_s`,
+    the time until a reservation. Otherwise it is `wait_s` less than `most_s`, so that the guest may wait; a present
+    limit close to that stays."""
     wanted = own.time_limit_s or math.inf
     if wanted <= most_s:
         return 0.0 if math.isinf(wanted) else wanted
@@ -244,8 +245,8 @@ def _elsewhere(resize: ResizeRecord, array: WholeJob) -> Reason | None:
 
 
 def _held_by_others(machine: Machine, resize: ResizeRecord, array: WholeJob) -> set[int]:
-    """Return the tasks that somebody else has held between the plan and the first look at the resize. At later looks it
-    is empty."""
+    """Return the tasks that somebody else has put on hold between the plan and the first step of the resize. At later
+    steps return none."""
     if resize.id not in machine.new or resize.state != State.PREPARING.value:
         return set()
     return {task for task in resize.held if (job := array.tasks.get(task)) is not None and job.held}
@@ -276,7 +277,7 @@ def _opening(machine: Machine, resize: ResizeRecord, array: WholeJob) -> ResizeR
 
 
 def _lacks_base(machine: Machine, resize: ResizeRecord, array: WholeJob) -> Reason | None:
-    """Return a reason if a guest would take the place of a base block that has ended since the plan; else None."""
+    """Return a reason if a joining guest would replace a base block that has ended since the plan; else None."""
     known = machine.store.jobs([array.job_id]).get(array.job_id) if resize.guests else None
     if known is None:
         return None
@@ -289,8 +290,8 @@ def _lacks_base(machine: Machine, resize: ResizeRecord, array: WholeJob) -> Reas
 
 def _order_blocks(machine: Machine, resize: ResizeRecord, array: WholeJob) -> Reason | None:
     """Write the order to train with the new blocks, unless it is written already. Return the reason if it cannot be
-    written, else None. It is written before the blocks are released, because a block that starts reads whether it is
-    wanted."""
+    written, else None. It is written before the blocks are released, because a block reads at its start whether it is
+    to join."""
     if machine.orders.last_number(array) >= (resize.order_number or 0):
         return None
     seen = _newest(machine, array)
@@ -385,7 +386,7 @@ def _withdrawing(machine: Machine, resize: ResizeRecord, array: WholeJob) -> Res
         elif not joined and last == number:
             _order(machine, resize, array, seen, training, resize.old_batch, machine.orders.next_number(array))
     except OrderError as error:
-        log.warning("job %d: its order could not be called off: %s", resize.job_id, error)
+        log.warning("job %d: the order to train with new blocks could not be cancelled: %s", resize.job_id, error)
         stands = True
     if joined:
         return machine.move(resize, State.LEAVING, reason("blocks_joined"), back=False)
@@ -413,11 +414,11 @@ def _note_held(machine: Machine, resize: ResizeRecord, tasks: set[int]) -> Resiz
 def _put_back(
     machine: Machine, resize: ResizeRecord, array: WholeJob, tasks: Collection[int]
 ) -> tuple[ResizeRecord, list[int]]:
-    """Hold the tasks that no longer run. Return the resize and the tasks that still run.
+    """Hold the tasks that no longer run, for later use. Return the resize and the tasks that still run.
 
-    A task that failed or that Slurm forgot is left out. A waiting task is not held if the job has no other block left.
-    It is stored as released, since its owner may hold it before the next look. Each hold is stored before it is set: a
-    task that waits in another one is held by its owner or an operator.
+    Failed tasks, and those that Slurm forgot, are left out. If the job has no other block left, a waiting task is not
+    held but stored as released, since its owner may hold it soon. Each hold is stored before it is set. So a task in a
+    hold that is not stored is held by its owner or an operator.
     """
     left = []
     others = (job for task, job in array.tasks.items() if task not in tasks and not job.ended)
@@ -441,7 +442,7 @@ def _put_back(
             elif machine.wanted(array):
                 machine.client.reuse(Task(array.job_id, task))
         except Refused as error:
-            log.info("job %s: it is not kept for another time: %s", Task(array.job_id, task), error)
+            log.info("block %s: it could not be held for later use: %s", Task(array.job_id, task), error)
             if job.pending:
                 left.append(task)  # the task has probably started
     return resize, left
@@ -455,8 +456,8 @@ def _newest(machine: Machine, array: WholeJob) -> Membership | None:
 def _joined(resize: ResizeRecord, array: WholeJob, seen: Membership | None) -> bool:
     """Tell whether the change has happened: all joining blocks run, and the job's newest membership shows the change.
 
-    The membership must have the joining blocks, with Slurm's restart counts, and none of the leaving ones. It is also
-    enough that one of its members is a leaving base block that has completed.
+    The membership must have the joining blocks, with Slurm's restart counts, and none of the leaving ones. An older
+    membership suffices if a base block in it was to leave and has completed: it ends only after the others have joined.
     """
     if seen is None:
         return False
@@ -475,9 +476,9 @@ def _joined(resize: ResizeRecord, array: WholeJob, seen: Membership | None) -> b
 
 
 def _training(resize: ResizeRecord, array: WholeJob, seen: Membership | None) -> set[int]:
-    """Return the tasks that train together. They are the live tasks of the newest membership, but not a joining block
-    that Slurm has started again since. Without such a membership they are the running tasks that do not join. If no
-    member runs, as when all wait for a restart, the running tasks are added."""
+    """Return the tasks that train together: the live tasks of the newest membership, without joining blocks that Slurm
+    has restarted since. If there are none, return the running tasks that are not about to join. If there are some but
+    none runs, as when all wait for a restart, return all running tasks too."""
     alive, running = {task: job for task, job in array.tasks.items() if is_alive(job)}, _running(array)
     starts = dict(zip(seen.blocks, seen.restarts, strict=False)) if seen is not None else {}
     same = {task for task in starts.keys() & alive if starts[task] == alive[task].restart}

@@ -1,8 +1,8 @@
-"""Deferrals: pending jobs are kept from starting for a while, never by a hold.
+"""Deferrals, which keep pending jobs from starting for a while without a hold.
 
 A deferral sets a job's earliest start a short time ahead. It is renewed as long as the schedule parks the job. If the
-companion dies, Slurm starts the job when the deferral is over. The database stores each deferral. So a new companion
-can tell it from a `--begin` of the owner.
+companion dies, Slurm starts the job when the deferral is over. The database stores each deferral, so that a new
+companion can tell it from a `--begin` of the owner.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class Deferrals:
     def defer(self, job: SlurmJob | WholeJob) -> None:
         """Defer the job for `length_s` from now; raises `Refused`.
 
-        The database is written before Slurm is asked. If the companion dies in between, Slurm still has the earlier
-        deferral. This one then counts as the owner's, and ends by itself.
+        The database is written before Slurm is asked. If the companion dies in between, Slurm still has the job's
+        earlier deferral, which then counts as the owner's and ends by itself.
         """
         until = float(math.ceil(self.clock() + self.length_s))
         self.store.set_deferral(job.job_id, until)
@@ -81,7 +81,7 @@ class Deferrals:
                 continue
             except Refused as error:
                 # The record stays, so that the next companion does not take the deferral for the owner's.
-                log.warning("job %d: its wait could not be ended before its time: %s", job_id, error)
+                log.warning("job %d: its deferral could not be ended early: %s", job_id, error)
                 unread.add(job_id)
         self.reconcile((), jobs, unread)
 
@@ -101,7 +101,7 @@ class Deferrals:
             try:
                 self.client.defer(job_id, self.clock())
             except Refused as error:
-                log.warning("job %d: its wait could not be ended before its time: %s", job_id, error)
+                log.warning("job %d: its deferral could not be ended early: %s", job_id, error)
             else:
                 log.info("job %d: may start", job_id)
         self.store.set_deferral(job_id, None)

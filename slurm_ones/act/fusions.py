@@ -28,19 +28,19 @@ from slurm_ones.untrusted_files import HasFiles, NotBelieved, job_directory, rea
 log = logging.getLogger(__name__)
 
 ANSWERED_S = 30.0
-"""Seconds within which a carrier must report the jobs that it trains after it was answered. Also the time before the
-same drop is ordered again."""
+"""Seconds after an answer within which the carrier must report which jobs it trains. An order to drop jobs is repeated
+after as many seconds."""
 
 ANSWERS = 8
 """Largest number of carriers that get their first answer in one tick. For each answer Slurm is queried about many
 jobs."""
 MOST = 64
-"""Largest number of jobs in one fusion, the carrier included."""
+"""Largest number of jobs that are trained as one, the carrier included."""
 LOOKED_AT = 4 * MOST
 """Largest number of jobs about which Slurm is queried for one answer; the oldest are taken."""
 QUOTES = "\"'\\"
 LONGEST = MAX_LINE // 2
-"""Largest number of characters in all members' arguments together, since they must fit one order."""
+"""Largest number of characters in the arguments of all these jobs together, since they must fit one order."""
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,8 @@ class Fusions:
     """Time of the last answer to each carrier and the jobs that it named, by the carrier's id and restart."""
 
     def follow(self, seen: Observation, busy: Collection[int]) -> dict[int, int]:
-        """Return the carrier of each job that must wait because the carrier trains it. Jobs that are `busy` in a resize
-        are left out. Raises `Unreachable`."""
+        """Return the carrier of each job that must wait while the carrier trains it, by job id. Jobs that are `busy` in
+        a resize are left out. Raises `Unreachable`."""
         carriers = {job_id: one for job_id, one in sorted(seen.elastic.items()) if carries(one)}
         alive = {(job_id, one.job.restart) for job_id, one in carriers.items()}
         self._answers = {key: value for key, value in self._answers.items() if key in alive}
@@ -107,7 +107,7 @@ class Fusions:
         try:
             details = self.client.details([job.job_id, *asked]) if asked else {}
         except Refused as error:
-            log.warning("job %d: what its sweep runs cannot be read: %s", job.job_id, error)
+            log.warning("job %d: the commands of its sweep could not be read: %s", job.job_id, error)
             return frozenset()
         wanted = members(details[job.job_id], details.values()) if job.job_id in details else ()
         waits = {member.job_id for member in wanted[1:] if self._defer(details[member.job_id])}
@@ -117,12 +117,12 @@ class Fusions:
             order = Order(self.orders.next_number(job), job.restart, members=named if waits else ())
             self.orders.write(job, order)
         except OrderError as error:
-            log.warning("job %d: it asks for others of its sweep, and cannot be answered: %s", job.job_id, error)
+            log.warning("job %d: it asks for other jobs of its sweep, and could not be answered: %s", job.job_id, error)
             self._answers[key] = self.clock(), frozenset()
             self._release(waits)
             return frozenset()
         if waits:
-            log.info("job %d: it may train %d others of its sweep", job.job_id, len(waits))
+            log.info("job %d: it may train %d other jobs of its sweep", job.job_id, len(waits))
         return frozenset(waits)
 
     def _defer(self, job: SlurmJob) -> bool:
@@ -130,7 +130,7 @@ class Fusions:
         try:
             self.deferrals.defer(job)
         except Refused as error:
-            log.info("job %d: it is not trained within another: %s", job.job_id, error)
+            log.info("job %d: it is not trained within another job: %s", job.job_id, error)
             return False
         return True
 
@@ -142,7 +142,8 @@ class Fusions:
                 self.deferrals.release(self.client.job(job_id))
 
     def _members(self, carrier: Elastic, told: Fusion, tick: _Tick) -> frozenset[int]:
-        """Return the jobs that the carrier reports to train, as far as it may train them and no other carrier does."""
+        """Return those jobs that the carrier reports to train, that it may train, and that no other carrier trains.
+        Order it to drop the rest."""
         job = carrier.job
         jobs = (tick.seen.elastic.get(id_) for id_ in told.members if id_ not in tick.taken)
         known = [one for one in jobs if one is not None]
@@ -157,13 +158,13 @@ class Fusions:
         return waits
 
     def _drop(self, carrier: Elastic, left: Collection[int]) -> None:
-        """Order the carrier to train only the jobs `left`. It knows their arguments already."""
+        """Order the carrier to train only the jobs `left`. The order omits their arguments, which the carrier knows."""
         job = carrier.job
         named = tuple(FusedMember(id_) for id_ in (job.job_id, *sorted(left)))
         try:
             self.orders.write(job, Order(self.orders.next_number(job), job.restart, members=named))
         except OrderError as error:
-            log.warning("job %d: it could not be ordered that others of its sweep are gone: %s", job.job_id, error)
+            log.warning("job %d: it could not be ordered to drop jobs of its sweep: %s", job.job_id, error)
 
 
 def read_fusion(job: HasFiles) -> Fusion | None:
@@ -226,7 +227,7 @@ def _kind(elastic: Elastic) -> tuple[object, ...]:
 
 
 def members(carrier: SlurmJob, others: Collection[SlurmJob]) -> tuple[FusedMember, ...]:
-    """Return the carrier and the jobs that it may train, by their submit lines; empty if it may train none.
+    """Return the carrier and those `others` that it may train, by their submit lines; empty if it may train none.
 
     Their commands are equal up to the script, and have equally many arguments and the same names of options. No two
     have the same arguments, since nothing would distinguish their results.

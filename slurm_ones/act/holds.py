@@ -1,19 +1,22 @@
 """Ownership of holds: which tasks and jobs the companion holds, and which somebody else.
 
-Slurm shows a hold by the job's owner and one by the companion alike. So each hold is first stored with the resize that
-needs it (`ResizeRecord.held`), and no other hold is ever released. Once a task is seen without its hold
+Slurm does not show whether the owner or the companion set a user hold. So each hold is first stored with the resize
+that needs it (`ResizeRecord.held`), and no other hold is ever released. Once a task is seen without its hold
 (`ResizeRecord.let_go`), a later hold is somebody else's. If an owner releases a task and holds it again between two
 ticks, the hold still counts as the companion's.
 
-slurmctld saves its state a few seconds late. If it dies in this time, it restarts from an older state. A job that the
-companion had held in that state is held again, and only the companion would release it. Such a hold is recognised in
-three ways. Slurm marks the hold of a requeue (that of an owner's `scontrol requeuehold` looks the same). A block that
-waits with the restart count with which it has trained was held by the companion before it started. Any other hold
-counts as the companion's if slurmctld restarted shortly after a release and has not considered the job since. A hold
-that this companion saw before the restart is somebody else's.
+slurmctld saves its state a few seconds late. If it dies before that, it restarts from an older state. A job that the
+companion held in that state is held again, and only the companion would release it. A hold counts as such a stale hold
+in three cases:
 
-In that state a block's release may have been saved, and its start not. If the companion has seen the block wait without
-a hold, a later hold is the owner's. A hold that the owner sets before that passes for the companion's.
+- Slurm marks it as the hold of a requeue (as it marks that of an owner's `scontrol requeuehold`).
+- The block waits with the restart count with which it trained before: so the companion held it before that start.
+- slurmctld restarted shortly after the companion released the job, and has not considered starting the job since.
+
+A hold that this companion saw before the restart is somebody else's.
+
+The older state may have a block's release, but not its start. Once the companion has seen the block wait without a
+hold, a later hold is the owner's. A hold that the owner sets before that passes for the companion's.
 """
 
 from __future__ import annotations
@@ -33,13 +36,12 @@ from slurm_ones.slurm.parse import started_at
 log = logging.getLogger(__name__)
 
 FORGOTTEN_S = 300.0
-"""Longest time, in seconds, from a release or an end to a restart of slurmctld that forgets it. slurmctld saves every
-few seconds."""
+"""Longest time, in seconds, between a release or the end of a block and a restart of slurmctld that loses it.
+(slurmctld saves its state every few seconds.)"""
 
 DOWN_S = 3600.0
-"""Longest time from a release to a restart of slurmctld that forgets it, in seconds, for a companion that starts later.
-It does not know when slurmctld went down: a longer time would lift more holds of owners whose job Slurm never
-considered in between."""
+"""Seconds in place of `FORGOTTEN_S` for a companion that starts after the restart. It does not know when slurmctld went
+down. A longer time would lift more holds that owners set on jobs which Slurm has not considered since."""
 
 
 class HeldTasks:
@@ -65,8 +67,8 @@ class HeldTasks:
         return ever_held_by_us(self._by_blocks(job_id))
 
     def look(self, job_id: int, tasks: Iterable[SlurmJob]) -> None:
-        """Store which tasks have been released: those that the companion held, and those whose start Slurm forgot.
-        `tasks` are the job's tasks as Slurm shows them.
+        """Store as released the tasks that the companion held and that have no hold any more. Also store the tasks that
+        wait without a hold because Slurm forgot their start. `tasks` are the job's tasks as Slurm shows them.
 
         Tasks that an open resize holds, adds or drops are left out, unless Slurm forgot their start.
         """
@@ -86,7 +88,7 @@ class HeldTasks:
             self._store.note_let_go(newest.id, sorted({*newest.let_go} | gone))
 
     def take(self, job_id: int, tasks: Iterable[int]) -> bool:
-        """Store that the companion is about to hold these tasks without a resize. For a job without any resize by
+        """Store that the companion is about to hold these tasks outside a resize. For a job without any resize by
         blocks, store nothing and return False."""
         if not (known := self._by_blocks(job_id)):
             return False
@@ -96,8 +98,8 @@ class HeldTasks:
         return True
 
     def take_back(self, job_id: int, job: SlurmJob) -> bool:
-        """Store that the companion holds a task again because Slurm forgot its start. If Slurm did not, the companion
-        never held it, or it was released since, store nothing and return False."""
+        """Store that the companion holds a task again because Slurm forgot its start, and return True. Return False if
+        Slurm did not forget it, if the companion never held the task, or if the task was released since."""
         task = task_of(job)
         of_task = [one for one in self._by_blocks(job_id) if task in one.let_go or task in ever_held_by_us([one])]
         if not of_task or task in of_task[-1].let_go or not forgot_start(self._store, job_id, job):
@@ -105,7 +107,7 @@ class HeldTasks:
         return self.take(job_id, [task])
 
     def forget(self, alive: Collection[int]) -> None:
-        """Drop what is remembered of all jobs but these."""
+        """Forget all jobs but these."""
         self._held = {job_id: held for job_id, held in self._held.items() if job_id in alive}
 
     def _by_blocks(self, job_id: int) -> list[ResizeRecord]:
@@ -131,8 +133,8 @@ def forgot_start(store: Store, job_id: int, job: SlurmJob) -> bool:
 
 
 def forgot_end(client: SlurmClient, store: Store, job_id: int, job: SlurmJob) -> bool:
-    """Tell whether Slurm may have forgotten the end of a running block. The job trains without this start of it, and
-    slurmctld restarted shortly after the first membership without it."""
+    """Tell whether Slurm may have forgotten the end of a running block. Then the job has reported memberships without
+    this start of the block, and slurmctld restarted shortly after the first of these."""
     told = store.memberships(job_id)
     last = next((number for number, one in enumerate(told) if _trains(job, one)), 0)
     return last > 0 and forgotten(client, told[last - 1].time)
@@ -143,20 +145,21 @@ def _has_trained(store: Store, job_id: int, job: SlurmJob) -> bool:
 
 
 def _trains(job: SlurmJob, told: MembershipRecord) -> bool:
-    """Tell whether the membership has this start of the block."""
+    """Tell whether the membership includes the block with this restart count."""
     return (task_of(job), job.restart) in zip(told.report.blocks, told.report.restarts, strict=False)
 
 
 def forgotten(client: SlurmClient, then: float, up: float = math.inf) -> bool:
-    """Tell whether slurmctld restarted after this time and may have forgotten what it did then. It did so within
-    `FORGOTTEN_S` before it was last seen `up`, or before it restarted if that is unknown."""
+    """Tell whether slurmctld restarted after the time `then` and may have forgotten an event of that time. The event
+    must be at most `FORGOTTEN_S` older than the last time when slurmctld was seen `up`, or than the restart if that is
+    unknown."""
     began = _began(client)
     return then < began and min(began, up) - then <= FORGOTTEN_S
 
 
 def forgot_release(client: SlurmClient, then: float, job: SlurmJob, seen: Snapshot | None) -> bool:
-    """Tell whether slurmctld restarted and may have forgotten that a job was released at this time. It did not if the
-    job waits without a hold in the last snapshot `seen`, unless slurmctld restarted after that."""
+    """Tell whether slurmctld restarted and may have forgotten a release of the job at the time `then`. It has not if
+    the last snapshot `seen` is younger than the restart and shows the job waiting without a hold."""
     if seen is None:
         return forgotten(client, then)
     before = seen.jobs.get(job.job_id)
@@ -211,7 +214,7 @@ class StaleHolds:
         """Tell whether a companion set the hold: it requeued the job into it, or slurmctld forgot the release when it
         restarted at `began` (0 if it did not restart).
 
-        All resizes of the job are checked, because the last one may have ended when it found this hold.
+        All resizes of the job are checked, because the last one may have ended on finding this hold.
         """
         resizes = self._store.resizes_of(id_).values()
         if any(job.job_id == id_ and in_our_hold(job, resize) and self._requeued(resize) for resize in resizes):
@@ -223,8 +226,8 @@ class StaleHolds:
         return bool(lost) and not self._considered(job, max(lost))
 
     def _considered(self, job: SlurmJob, since: float) -> bool:
-        """Tell whether Slurm has considered starting the job since then, so that it was in no hold; True if Slurm does
-        not say."""
+        """Tell whether Slurm has considered starting the job after the time `since`, so that it was not held then; True
+        if Slurm does not show it."""
         try:
             seen = self._client.details([job.job_id]).get(job.job_id)
         except Refused:
@@ -236,8 +239,8 @@ class StaleHolds:
         return any(step.state == State.REQUEUING for step in self._store.resize_steps(resize.id))
 
     def _released(self, resize: ResizeRecord, job: SlurmJob) -> float:
-        """Return the time at which the job was last seen after its release by this resize; infinity without a hold or a
-        release."""
+        """Return the time at which this resize last saw the job released; infinity if it did not hold or release the
+        job."""
         steps, added = self._store.resize_steps(resize.id), dict(resize.added)
         if added and (not job.array_id or task_of(job) not in added):
             return math.inf
@@ -252,7 +255,7 @@ class StaleHolds:
         return max(seen, default=math.inf)
 
     def _release(self, key: JobKey, seen: SlurmJob) -> bool:
-        """Release the job, unless the hold is another by now; return False if Slurm refuses."""
+        """Release the job, unless its hold has changed since it was `seen`; return False if Slurm refuses."""
         try:
             now = self._client.job(key)
             if may_be_ours(now) and now.requeue_held == seen.requeue_held:

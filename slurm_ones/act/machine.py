@@ -36,11 +36,11 @@ class ResizeReports(Protocol):
         """Return when the job reported the checkpoint that this drain order asked for; None before that."""
 
     def gone(self, job: WholeJob, restart: int) -> bool:
-        """Tell whether the run, which had drained, reported that its processes end."""
+        """Tell whether the drained run has reported that its processes end."""
 
     def restarted(self, job: WholeJob, after_restart: int) -> float | None:
-        """Return the pause of training, in seconds, once a run later than `after_restart` has reported its start; else
-        None."""
+        """Return the pause of training, in seconds, that a run later than `after_restart` reported at its start; None
+        before that."""
 
     def membership(self, job: WholeJob, order: int | None = None) -> MembershipRecord | None:
         """Return the newest membership that the job reported, or with `order` the newest that names this order. None
@@ -49,7 +49,7 @@ class ResizeReports(Protocol):
 
 @dataclass
 class Machine:
-    """Tools and memory that the actions of all resizes share.
+    """Connections and memory that the actions of all resizes share.
 
     This memory may be lost in a crash, since actions can be repeated and deadlines are in the database.
     """
@@ -77,10 +77,10 @@ class Machine:
     seen: Snapshot | None = None
     """Snapshot of the last tick; None before the first."""
     new: set[int] = field(default_factory=set)
-    """Ids of the resizes that this companion began and has not looked at since. A task that is held at the first look
+    """Ids of the resizes that this companion began and has not advanced since. A task that is held at the first advance
     was held by somebody else."""
     gains: dict[int, float] = field(default_factory=dict)
-    """Expected gain (`Order.gain`) of each resize that this companion began, by resize id. It only serves the job's
+    """Expected gain (`Order.gain`) of each resize that this companion began, by resize id. It only appears in the job's
     log."""
     _ended: list[ResizeRecord] = field(default_factory=list, init=False)
     _asked: dict[tuple[int, Stage], float] = field(default_factory=dict, init=False)
@@ -153,7 +153,7 @@ class Machine:
         """Return the reason to stop this resize before the job has its new size; None if there is none.
 
         The resize may no longer be wanted, the strategy may be unable to use the new size, or a reservation may prevent
-        a new start. A resize that is being taken back is never stopped. Raises `NoAnswer` if the job's files cannot be
+        a new start. A resize that is being rolled back is never stopped. Raises `NoAnswer` if the job's files cannot be
         read now and the deadline is not past.
         """
         if resize.back:
@@ -220,7 +220,7 @@ class Machine:
                 return
             self.client.few_switches(job.key, most)
         except Refused as error:
-            log.warning("job %d: few leaf switches could not be asked for: %s", job.job_id, error)
+            log.warning("job %d: Slurm refused the preference for few leaf switches: %s", job.job_id, error)
 
     def move(
         self,
@@ -232,8 +232,8 @@ class Machine:
         deadline: float | None = None,
         pause_s: float | None = None,
     ) -> ResizeRecord:
-        """Store the resize's next state. By default the direction stays, and the deadline is as in `LASTS`. This is the
-        only method that stores states. Raises `IllegalTransition`."""
+        """Store the resize's next state. By default `back` stays as it is, and the deadline follows from `LASTS`. This
+        is the only method that stores states. Raises `IllegalTransition`."""
         after = Stage(state, not state.final and (resize.back if back is None else back))
         if after not in TRANSITIONS.get(Stage.of(resize), ()):
             raise IllegalTransition(f"a resize does not go from {Stage.of(resize)} to {after}")

@@ -126,7 +126,7 @@ class OrderWriter:
                 self.client.signal(wake.key, LOOK_SIGNAL)
 
     def mark(self) -> None:
-        """Mark the spool as in use. Companions of single owners then yield on jobs that read this spool."""
+        """Mark the spool as in use. Companions of single users then do not act on jobs that read this spool."""
         if self.spool is None:
             return
         self.check()
@@ -138,7 +138,7 @@ class OrderWriter:
             log.warning("%s: cannot be marked as in use: %s", self.spool, error)
 
     def unmark(self) -> None:
-        """Remove the mark in the spool, so that companions of single owners may act at once."""
+        """Remove the mark in the spool, so that companions of single users may act at once."""
         if self.spool is not None:
             with suppress(OSError, NotBelieved):
                 remove(self.spool / SPOOL_MARK)

@@ -1,4 +1,4 @@
-"""Resizes as durable state machines. Only they change jobs' shapes. This module has the resizes by a requeue.
+"""Resizes by a requeue, as durable state machines. Only resizes change jobs' shapes.
 
 Each state is stored before its action is done (transitions.py), and each action can be repeated. After a crash at any
 moment the next companion reads the job from Slurm and continues. A job's own reports are trusted in one point only:
@@ -80,8 +80,9 @@ def _advance_requeue(machine: Machine, resize: ResizeRecord) -> ResizeRecord:
 
 
 def _forgot_requeue(machine: Machine, resize: ResizeRecord, job: WholeJob) -> bool:
-    """Tell whether Slurm forgot that the job was requeued. It shows the run that the resize ended: the job was seen to
-    wait since, or the run itself reported that it ends. A hold by others stays, until Slurm finds no process."""
+    """Tell whether Slurm forgot that the job was requeued. Then it shows the old run, although the job was seen to wait
+    since, or the run reported its end. A run that somebody else holds does not count, until Slurm finds that it has no
+    process."""
     if not job.running or job.held or job.restart != resize.restart or job.first.start_time > resize.started:
         return False
     if State(resize.state) is State.REQUEUING:
@@ -155,7 +156,7 @@ def _requeuing(machine: Machine, resize: ResizeRecord, job: WholeJob) -> ResizeR
 
 
 def _cancel_drain(machine: Machine, resize: ResizeRecord, job: WholeJob, why: Reason) -> ResizeRecord:
-    """Cancel the drain. The job then trains on as before at once, and not only after a minute."""
+    """Cancel the drain, so that the job trains on at once. Otherwise it would wait a minute for the requeue."""
     if machine.other_order(job) > (resize.order_number or 0):
         return machine.move(resize, State.ABANDONED, reason("other_companion"))  # the job follows that order
     _order_batch(machine, job, resize.restart, resize.old_batch)
@@ -168,7 +169,7 @@ def _order_batch(machine: Machine, job: WholeJob, restart: int, batch: int | Non
     try:
         machine.orders.write(job, Order(machine.orders.next_number(job), restart, batch), wake=job.first)
     except OrderError as error:
-        log.warning("job %d: its batch could not be put back: %s", job.job_id, error)
+        log.warning("job %d: its old batch could not be ordered: %s", job.job_id, error)
 
 
 # -- in a hold ---------------------------------------------------------------------------------------------------------
@@ -231,8 +232,8 @@ def _reshaping(machine: Machine, resize: ResizeRecord, job: WholeJob) -> ResizeR
 
 
 def _reshape(machine: Machine, resize: ResizeRecord, job: WholeJob) -> None:
-    """Ask Slurm for the shape to which the resize leads, and for the kind of GPU if it changes. On the way back, also
-    order the old batch. Raises `Refused`."""
+    """Ask Slurm for the shape that the job has after the resize, and for the kind of GPU if it changes. If the resize
+    is being rolled back, also order the old batch. Raises `Refused`."""
     if resize.back and resize.restart >= 0:
         _order_batch(machine, job, resize.restart + 1, resize.old_batch)
     kind = None if resize.old_kind == resize.new_kind else kind_of_target(resize)
@@ -276,7 +277,7 @@ def _handle_if_released(machine: Machine, resize: ResizeRecord) -> ResizeRecord:
 
 
 def _wait_at_old_shape(machine: Machine, resize: ResizeRecord, why: Reason) -> ResizeRecord:
-    """Take back the resize of a job that waits for something other than room. Slurm does not show whether such a job
+    """Roll back the resize of a job that waits for something other than room. Slurm does not show whether such a job
     would ever start at the new shape. If the job is held, somebody else holds it, and the hold stays."""
     return machine.move(resize, State.WAITING, why, back=True)
 
@@ -341,8 +342,8 @@ def _starting(machine: Machine, resize: ResizeRecord, job: WholeJob) -> ResizeRe
 
 
 def _finish(machine: Machine, resize: ResizeRecord, job: WholeJob, *, pause_s: float | None = None) -> ResizeRecord:
-    """End the resize: done if Slurm shows the new shape, else rolled back. `pause_s` is known if a requeued job has
-    reported its start."""
+    """End the resize: as done if Slurm shows the new shape, else as rolled back. `pause_s` is known if a requeued job
+    has reported its start."""
     # A job that was to be parked keeps its shape. If it comes here, it was released instead.
     done = resize.new_shape != PARKED and _at(resize, job, resize.new_shape, resize.new_kind)
     at = "its new shape" if done else "its old shape" if _at_old(resize, job) else "another shape"
@@ -365,8 +366,8 @@ def _at_old(resize: ResizeRecord, job: WholeJob) -> bool:
 
 
 def _to_put_back(resize: ResizeRecord, job: WholeJob) -> bool:
-    """Tell whether Slurm shows the resize's new shape or kind, so that the old one must be set again. If it shows a
-    third, somebody else set it."""
+    """Tell whether Slurm shows the resize's new shape or kind, so that the old one must be set again. If it shows
+    neither the old nor the new one, somebody else set it."""
     if _at_old(resize, job):
         return False
     if resize.old_kind == resize.new_kind:

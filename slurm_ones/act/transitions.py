@@ -4,9 +4,9 @@ A state is stored before its action is done, so it means "this is about to happe
 stores states; a step that is not in the table raises `IllegalTransition`. The picture in docs/architecture.md is made
 from the table: ``python -m slurm_ones.act.transitions``.
 
-A resize turns back if Slurm refuses it, the owner opts out or the job waits too long. It then goes through the same
-states on its way to the job's old shape (`ResizeRecord.back`). If somebody else holds the job, or it waits for its
-earliest start, it gets its old shape without another hold. Slurm does not show whether such a job would ever start at
+A resize is rolled back if Slurm refuses it, its owner opts out, or the job waits too long. It then passes through the
+same states on its way to the job's old shape (`ResizeRecord.back`). A job that somebody else holds, or that waits for
+its earliest start, gets its old shape without another hold. Slurm does not show whether such a job would ever start at
 the new shape.
 """
 
@@ -38,7 +38,8 @@ class State(str, Enum):
     JOINING = "joining"
     """The job trains on until all joining blocks are ready, then reports the new membership."""
     LEAVING = "leaving"
-    """Blocks that left end, and their tasks are held again. On the way back this happens to the joining blocks."""
+    """Blocks that left end, and their tasks are held again. In a resize that is rolled back these are the joining
+    blocks."""
     DONE = "done"
     ROLLED_BACK = "rolled_back"
     ABANDONED = "abandoned"
@@ -52,7 +53,8 @@ class State(str, Enum):
 
 
 class Direction(Enum):
-    """Direction of a resize before and after a step. Each value lists the possible pairs of `Stage.back`."""
+    """Direction of a resize before and after a step: forward, or rolled back. Each value lists the pairs of
+    `Stage.back` before and after the step that it allows."""
 
     THERE = ((False, False),)
     BACK = ((True, True),)
@@ -62,7 +64,7 @@ class Direction(Enum):
 
 
 class Stage(NamedTuple):
-    """A state, and whether the resize is being taken back."""
+    """A state of a resize; `back` is True while the resize is being rolled back."""
 
     state: State
     back: bool = False
@@ -86,8 +88,8 @@ class Edge(NamedTuple):
     why: str
 
 
-_CLOSED = "closed by the shape that Slurm holds, whichever was asked for last"
-_FORGOTTEN = "slurmctld went back in time: it stands in our hold again; or, on the way back, in Slurm's own"
+_CLOSED = "decided by the shape that Slurm shows, whichever was asked for last"
+_FORGOTTEN = "slurmctld lost the release: the job is in our hold again; or, on the way back, in Slurm's own"
 _THERE, _BACK, _EITHER, _TURN, _AFTER_ALL = Direction
 
 EDGES = (
@@ -97,38 +99,38 @@ EDGES = (
     Edge(REQUEUE, State.REQUEUING, _THERE, State.RESHAPING, "it waits in our hold"),
     Edge(REQUEUE, State.REQUEUING, _THERE, State.ABANDONED, "refused, others were faster, or its minute is over"),
     Edge(REQUEUE, State.PARKING, _THERE, State.DONE, "deferred, and in no hold: it starts without a companion too"),
-    Edge(REQUEUE, State.PARKING, _THERE, State.ROLLED_BACK, "an operator holds it: it is theirs"),
+    Edge(REQUEUE, State.PARKING, _THERE, State.ROLLED_BACK, "an operator holds it, and may release it"),
     Edge(REQUEUE, State.PARKING, _TURN, State.RELEASING, "not to be deferred, not wanted, or released by its owner"),
     Edge(REQUEUE, State.HOLDING, _EITHER, State.RESHAPING, "it waits in our hold"),
     Edge(REQUEUE, State.HOLDING, _TURN, State.RELEASING, "refused; or too late: it would act at the next requeue"),
     Edge(REQUEUE, State.HOLDING, _BACK, State.RELEASING, "refused: its shape is put back as it waits"),
     Edge(REQUEUE, State.HOLDING, _AFTER_ALL, State.RELEASING, "it started at the new shape, perhaps in our hold"),
-    Edge(REQUEUE, State.HOLDING, _THERE, State.ABANDONED, "it started, others hold it, or not wanted: nobody asked"),
-    Edge(REQUEUE, State.RESHAPING, _EITHER, State.RELEASING, "Slurm took it, by what it says; or refused the old one"),
+    Edge(REQUEUE, State.HOLDING, _THERE, State.ABANDONED, "it started, others hold it, or the resize is not wanted"),
+    Edge(REQUEUE, State.RESHAPING, _EITHER, State.RELEASING, "Slurm accepted the shape, or refused the old one"),
     Edge(REQUEUE, State.RESHAPING, _TURN, State.RESHAPING, "refused, perhaps after Slurm took a part; or not wanted"),
     Edge(REQUEUE, State.RELEASING, _EITHER, State.WAITING, "it is in no hold; on the way back, or in an operator's"),
     Edge(REQUEUE, State.RELEASING, _EITHER, State.STARTING, "it started before it was seen to wait"),
     Edge(REQUEUE, State.RELEASING, _TURN, State.RESHAPING, "Slurm took a shape that it never starts, or releases"),
-    Edge(REQUEUE, State.RELEASING, _EITHER, State.RESHAPING, "slurmctld went back in time, to before the requeue"),
+    Edge(REQUEUE, State.RELEASING, _EITHER, State.RESHAPING, "slurmctld lost the requeue, and the new shape with it"),
     Edge(REQUEUE, State.RELEASING, _TURN, State.WAITING, "an operator's hold, which stays"),
     Edge(REQUEUE, State.WAITING, _EITHER, State.STARTING, "it runs"),
     Edge(REQUEUE, State.WAITING, _EITHER, State.DONE, f"of a job that waited, or on the way back: {_CLOSED}"),
     Edge(REQUEUE, State.WAITING, _EITHER, State.ROLLED_BACK, f"of a job that waited, or on the way back: {_CLOSED}"),
     Edge(REQUEUE, State.WAITING, _TURN, State.HOLDING, "it waits too long, or Slurm never starts it at this shape"),
-    Edge(REQUEUE, State.WAITING, _TURN, State.WAITING, "it waits for others: their hold, a dependency, its --begin"),
+    Edge(REQUEUE, State.WAITING, _TURN, State.WAITING, "it waits for a hold of others, a dependency, its --begin"),
     Edge(REQUEUE, State.WAITING, _EITHER, State.RESHAPING, _FORGOTTEN),
     Edge(REQUEUE, State.STARTING, _EITHER, State.DONE, f"it reported, ended or is silent: {_CLOSED}"),
     Edge(REQUEUE, State.STARTING, _EITHER, State.ROLLED_BACK, f"it reported, ended or is silent: {_CLOSED}"),
     Edge(REQUEUE, State.STARTING, _EITHER, State.RESHAPING, _FORGOTTEN),
-    Edge(BLOCKS, State.PREPARING, _THERE, State.OPENING, "all that wait are held, and those that join have shapes"),
-    Edge(BLOCKS, State.PREPARING, _TURN, State.LEAVING, "a task cannot be had, or others hold it; or not wanted"),
-    Edge(BLOCKS, State.OPENING, _THERE, State.JOINING, "the order stands, and nothing that is to join is in our hold"),
+    Edge(BLOCKS, State.PREPARING, _THERE, State.OPENING, "waiting tasks are held, and joining blocks have their shape"),
+    Edge(BLOCKS, State.PREPARING, _TURN, State.LEAVING, "a task cannot be used, or others hold it; or not wanted"),
+    Edge(BLOCKS, State.OPENING, _THERE, State.JOINING, "the order is written, and no joining block is in our hold"),
     Edge(BLOCKS, State.OPENING, _TURN, State.LEAVING, "no order could be written, a release was refused, not wanted"),
-    Edge(BLOCKS, State.JOINING, _THERE, State.LEAVING, "the job reports that it trains with them, Slurm that they run"),
+    Edge(BLOCKS, State.JOINING, _THERE, State.LEAVING, "the joining blocks run, and the job reports them"),
     Edge(BLOCKS, State.JOINING, _TURN, State.LEAVING, "a block ended, is held or waits too long: it trains on"),
-    Edge(BLOCKS, State.LEAVING, _THERE, State.DONE, "those that left wait in our hold, or linger past the deadline"),
-    Edge(BLOCKS, State.LEAVING, _BACK, State.ROLLED_BACK, "the order is called off, those to join are in our hold"),
-    Edge(BLOCKS, State.LEAVING, _AFTER_ALL, State.LEAVING, "the order came through before it could be called off"),
+    Edge(BLOCKS, State.LEAVING, _THERE, State.DONE, "blocks that left are in our hold, or run past the deadline"),
+    Edge(BLOCKS, State.LEAVING, _BACK, State.ROLLED_BACK, "the order is cancelled, the joining blocks are in our hold"),
+    Edge(BLOCKS, State.LEAVING, _AFTER_ALL, State.LEAVING, "the job followed the order before it could be cancelled"),
 )
 """All allowed transitions, except those to `ended`, which may follow every state that is not final."""
 
@@ -154,14 +156,15 @@ LASTS = {
     State.JOINING: "blocks_wait_s",
     State.LEAVING: "blocks_wait_s",
 }
-"""Name of the setting in `config.ResizeSettings` that gives the longest time, in seconds, for each state."""
+"""Setting of `config.ResizeSettings` with the longest time, in seconds, that each state may last."""
 
 HOLDS_JOB = frozenset({State.REQUEUING, State.PARKING, State.HOLDING, State.RESHAPING, State.RELEASING})
 """States in which the companion may hold the job. A resize in one of them is not given up before the job is
 released."""
 
 NEEDS_COMPANION = HOLDS_JOB | {State.DRAINING, State.PREPARING, State.OPENING, State.LEAVING}
-"""States in which a job or GPUs would stay idle if no companion ran. In all others the job trains, or will do so."""
+"""States in which a job or GPUs would stay idle if no companion ran. In all others the job trains, or starts by
+itself."""
 
 
 class IllegalTransition(Exception):
