@@ -1,1 +1,1 @@
-"""Models of each job's throughput, statistical efficiency and progress, learned from its history; no I/O."""
+"""Models of each job's throughput, statistical efficiency and progress, learned from job histories; no I/O."""

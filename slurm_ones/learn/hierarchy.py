@@ -1,46 +1,46 @@
-"""Prior of a job that has not run, from jobs like it: a hierarchical model in which each group is shrunk to a wider
-one.
+"""Prior of a job before its own measurements, learned from similar jobs: a hierarchical model that shrinks each group
+towards a wider one.
 
-The groups form a tree. The site has families of jobs (jobs of equal batches), a family has specs, a spec has owners,
-and an owner has jobs. Each parameter of the step time (`step_time`) has a value at every node of the tree. A value is
-normally distributed around the value of the node above, with one standard deviation for each level:
+The groups form a tree. The site has families (jobs with equal batches and strategy), a family has specs, a spec has
+owners, and an owner has jobs. Each parameter of the step time (`step_time`) has a value at every node of the tree. It
+is normally distributed around its value at the parent node, with one standard deviation for each level:
 
     job ~ N(owner, S3), owner ~ N(spec, S2), spec ~ N(family, S1), family ~ N(site, S0),
 
-A job's measurements are a normal message about its own parameters, taken from its linearised fit. The belief about a
-node is the product of its prior and the messages of its children: one pass up the tree and one down. The four
-deviations are those under which the measurements are most likely (empirical Bayes, by expectation-maximisation). While
-few jobs indicate otherwise, each deviation stays near a typical one. This is partial pooling, as in Gelman and others,
-Bayesian Data Analysis, 2013, ch. 5; it is written from common knowledge of that book.
+A job's measurements give a normal likelihood of its parameters, by linearisation of its fit. Belief propagation
+combines them: one pass up the tree and one down. The posterior of a node is the product of its prior and its children's
+messages. The four deviations maximise the likelihood of the measurements (empirical Bayes, by
+expectation-maximisation). With few jobs each deviation stays near a typical one. This is partial pooling (Gelman and
+others, Bayesian Data Analysis, 2013, ch. 5); written from general knowledge of that book.
 
-A user who runs many jobs that report falsely must not decide what is expected of other people's jobs:
+A user who runs many jobs with false reports must not decide what is expected of other users' jobs:
 
-- In a spec each owner counts once. Elsewhere no user counts for more than half of all others together.
-- A child that is further than `FAR` deviations from its parent pulls no harder than a child at that distance (Huber).
-- The measurements of other jobs in its family and spec move a job's parameters by at most `MOVES` deviations of the
-  group above. Its own measurements move them without limit. The site's own parameters have no such limit: if only one
-  user's jobs are known, they decide.
+- Within a spec each owner counts once. At other nodes a user's weight is at most half of the weight of all others
+  together.
+- A child further than `FAR` deviations from its parent moves it no more than a child at that distance (Huber).
+- The jobs of a family or spec move the prior by at most `MOVES` deviations of the wider group. A job's own measurements
+  move its parameters without limit. Nor is the site's node limited: if only one user's jobs are known, they decide.
 
-**Widths** make an interval hold as often as it promises. Each size that a finished job measured is predicted from its
-other sizes and from the other half of the jobs. The errors of these predictions, in units of their predicted
-deviations, give one factor for sizes inside a node and one for sizes across nodes. With these factors an interval of
-coverage `HOLDS` holds that often. This is split conformal prediction (Vovk, Gammerman and Shafer, Algorithmic Learning
-in a Random World, 2005). With few predictions a factor stays near 1. No user's predictions count for more than those of
-all others together.
+**Widths** calibrate the predicted intervals. Each size that a finished job measured is predicted from its other sizes
+and from the other half of the jobs. The errors of these predictions are divided by their predicted deviations. They
+give one factor on deviations inside a node and one across nodes. Scaled by it, an interval of nominal coverage `HOLDS`
+covers that share of the measurements. This is split conformal prediction (Vovk, Gammerman and Shafer, Algorithmic
+Learning in a Random World, 2005). With few predictions a factor stays near 1. No user's predictions count for more than
+those of all others together.
 
-**Kinds of GPU.** A job's curve is fitted on the kind of GPU on which it has measured most. On another kind, computing
-is faster by a factor, while the exchange of gradients takes as long as before. The logarithm of the factor is normally
-distributed at three levels, and measurements narrow each of them:
+**Kinds of GPU.** A job's curve is fitted for the kind of GPU on which it has measured most. On another kind, compute is
+faster by a factor, and the exchange of gradients takes as long. The logarithm of the factor has a normal distribution
+at three levels, and measurements narrow each of them:
 
 - For all jobs of the site: Normal(0, `SITE`²) before any measurement. If the site has guessed how fast its kinds are
   (`gpu_speeds`), Normal(guess, `SCRIPT`²).
 - For the jobs of one spec, that is one script: Normal(site, `SCRIPT`²).
 - For the job itself: Normal(script, `OWN`²).
 
-A job that ran on both kinds shows the factor. So do jobs of one owner and spec, some on one kind and some on the other.
-An owner's jobs of one script count once, by their median; for the site, all of an owner's jobs count once. So two jobs
-of a script that ran on both kinds say much about a third job of it, and little about other scripts. Running many jobs
-gives a user no more weight for other people's jobs.
+A job that ran on two kinds measures the factor. So do jobs of one owner and spec that ran on different kinds. An
+owner's jobs of one script count once, by their median; for the site, all of an owner's jobs count once. So two jobs of
+a script that ran on both kinds say much about a third job of this script. They say little about jobs of other scripts.
+Running many jobs gives a user no more influence on other users' jobs.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ LEVELS = 4
 FAR = 2.0
 MOVES = 2.5
 MAJORITY = 0.5
-"""Largest weight of one user's jobs, relative to the weight of all others' jobs. With a weight of 1, one user's false
+"""Largest weight of one user's jobs, relative to the weight of all others' jobs. At a ratio of 1, one user's false
 reports could still move the mean."""
 SPREADS: Floats = np.array(
     [
@@ -87,11 +87,13 @@ SPREADS: Floats = np.array(
         [0.15, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1],
     ]
 )
-"""(LEVELS, 7) typical standard deviations of a child around its parent: families, specs, owners and jobs."""
+"""(LEVELS, 7) typical standard deviation of each parameter at a child around its value at the parent. The children are
+families, specs, owners and jobs."""
 CERTAIN = 4.0
-"""Weight of the typical deviations `SPREADS` as a prior, as a number of children."""
+"""Weight of the typical deviations `SPREADS` in the estimate of a level's deviations, as a number of children."""
 WIDEST = 2.0
-"""Largest deviation, as a multiple of the typical one. A user who reports falsely would widen it to gain influence."""
+"""Largest deviation, as a multiple of the typical one. A user could widen a deviation by false reports, to gain
+influence."""
 ROUNDS = 5
 """Number of rounds of expectation-maximisation."""
 
@@ -105,7 +107,7 @@ class GroupPath:
     user: str
 
     def nodes(self) -> tuple[Hashable, ...]:
-        """Return the nodes above the job: site, family, spec and owner."""
+        """Return the keys of the nodes above the job: site, family, spec and owner."""
         return ((), (self.family,), (self.family, self.spec), (self.family, self.spec, self.user))
 
 
@@ -120,7 +122,7 @@ class JobEvidence:
 
     @classmethod
     def of(cls, fit: Fit) -> JobEvidence:
-        """Return what the measurements in a fit say, without the prior of the fit."""
+        """Return the likelihood that the measurements of a fit give, without the prior of the fit."""
         precision = fit.slopes.T @ fit.weights @ fit.slopes
         return cls(precision @ fit.parameters + fit.slopes.T @ fit.misfit, precision)
 
@@ -134,14 +136,16 @@ class _Level:
     shares: Floats
     """(C,) weight of each child among its parent's children."""
     near: Floats
-    """(C,) second weight of each child: 1 near its parent, less if it lies further than `FAR` deviations away."""
+    """(C,) Huber weight of each child: 1 near its parent, less if it is further than `FAR` deviations away."""
     weighed: Floats
     precision: Floats
-    """(C, 7, 7) precision of what is known about each child from below it. `weighed` (C, 7) is precision × value."""
+    """(C, 7, 7) precision of each child's parameters, from the measurements below it. `weighed` (C, 7) is precision ×
+    value."""
 
 
 class Tree:
-    """Tree of groups with the priors learned from measured jobs. `around` is the prior before any job has measured."""
+    """Tree of groups, with the priors learned from measured jobs. `around` is the prior that is used before any job has
+    measured."""
 
     def __init__(self, jobs: Sequence[tuple[GroupPath, JobEvidence]], around: Prior) -> None:
         self._around = around
@@ -182,8 +186,8 @@ class Tree:
         self._up()
 
     def expect(self, path: GroupPath, *, others: bool = False) -> Prior:
-        """Return the prior of a job in this group that has not measured. With `others`, the owner's own jobs of this
-        spec do not count."""
+        """Return the prior of a job at this place in the tree, before its own measurements. With `others`, the owner's
+        other jobs of this spec do not count."""
         if not self._levels:
             return self._around
         mean: Floats = self._around.mean
@@ -231,8 +235,8 @@ class Tree:
                 self._levels[level - 1].precision, self._levels[level - 1].weighed = total, sums
 
     def _settle(self) -> None:
-        """Run one step of expectation-maximisation: update the deviations, and the weights of children far from their
-        parents."""
+        """Run one step of expectation-maximisation: update the deviations of each level, and the Huber weights of the
+        children."""
         mean: Floats = self._around.mean[None]
         covariance: Floats = np.diag(_vague(self._around) ** 2)[None]
         for level in range(LEVELS):
@@ -270,11 +274,11 @@ def _vague(around: Prior) -> Floats:
 
 
 def _shares(parents: Sequence[Ints], users: Sequence[str]) -> list[Floats]:
-    """Return, for each level, the weight (C,) of each child among its parent's children. No user's children weigh more
-    than half of all others' together.
+    """Return, for each level, the weight (C,) of each child among its parent's children. The children of one user weigh
+    at most `MAJORITY` of all others' together.
 
-    `parents` holds for each level the index of each child's parent; the children of the last level are jobs. `users`
-    are the jobs' owners. A node with jobs of several users counts for each of them in part.
+    `parents` holds for each level the index of each child's parent; the children at the last level are jobs. `users`
+    are the jobs' owners. A node with jobs of several users counts for each user by his share of its jobs.
     """
     masses: list[dict[str, float]] = [{user: 1.0} for user in users]
     found: list[Floats] = []
@@ -300,18 +304,18 @@ def _most(mine: float, every: float) -> float:
 
 
 HOLDS, BEYOND = 0.8, 1.2816
-"""Coverage of the calibrated intervals. Number of standard deviations to each side of the mean with this coverage, for
-a normal distribution."""
+"""HOLDS: nominal coverage of the calibrated intervals. BEYOND: half the width of a normal distribution's interval of
+this coverage, in standard deviations."""
 UNSURE = 10.0
-"""Weight of the prior, a factor of 1, as a number of predictions."""
+"""Weight of the prior value 1 in the estimate of a calibration factor, as a number of predictions."""
 LEAST, MOST = 0.4, 2.5
 TESTED = 60
-"""Largest number of jobs whose measurements are predicted: those that finished last."""
+"""Largest number of finished jobs whose measurements are predicted to find the calibration factors, the newest."""
 
 
 def found_widths(jobs: Sequence[tuple[GroupPath, Fit]], around: Prior) -> tuple[float, float]:
-    """Return the factors on the predicted standard deviation inside a node and across nodes. `jobs` have finished, the
-    newest first."""
+    """Return the calibration factors on the predicted standard deviation: inside a node, and across nodes. `jobs` are
+    finished jobs, newest first."""
     jobs = [(path, fit) for path, fit in jobs if len(fit.misfit)]
     held = [
         (half, path, fit, out)
@@ -364,15 +368,15 @@ def _some(points: Points, rows: Bools) -> Points:
 # -- kinds of GPU ------------------------------------------------------------------------------------------------------
 
 SITE, SCRIPT, OWN = 0.7, 0.35, 0.1
-"""Standard deviations of the log of a speed factor: between two kinds, between scripts, and between jobs of a
-script."""
+"""Standard deviations of the log of a speed factor between two kinds of GPU. SITE: before any measurement. SCRIPT: of
+scripts around the site. OWN: of jobs around their script."""
 COMPARED = 0.1
-"""Standard deviation of the log ratio in one comparison of speeds, since sizes and hours differ. Compared are a job's
-own speeds on two kinds of GPU, or those of like jobs."""
+"""Standard deviation that one comparison of speeds adds to a log ratio, because sizes, nodes and hours differ. Compared
+are speeds of a job on two kinds of GPU, of similar jobs, or of runs on different nodes."""
 
 
 class Ratio(NamedTuple):
-    """Log of a job's compute speed on the kind `there`, relative to its speed on the kind `here`."""
+    """Log of a job's compute speed on the kind of GPU `there` divided by its speed on the kind `here`."""
 
     here: str
     there: str
@@ -382,13 +386,13 @@ class Ratio(NamedTuple):
 
 @dataclass(frozen=True)
 class Factor:
-    """Normal distribution of the log of a speed factor."""
+    """Normal distribution of the log of a speed factor between two kinds of GPU."""
 
     mean: float = 0.0
     variance: float = SITE**2
 
     def after(self, observed: Iterable[tuple[float, float]]) -> Factor:
-        """Return the posterior after these observations, each a pair (log, variance)."""
+        """Return the posterior after these observations of the log, each a pair (log, variance)."""
         weight, total = 1.0 / self.variance, self.mean / self.variance
         for log, variance in observed:
             weight += 1.0 / variance
@@ -402,7 +406,7 @@ SAME = Factor(0.0, 0.0)
 
 @dataclass(frozen=True)
 class KindEvidence:
-    """Fit of one job on the kind `here`, and the job's speed on other kinds."""
+    """Fit of one job on the kind of GPU `here`, and ratios of its speed on other kinds to its speed on `here`."""
 
     spec: Hashable
     user: str
@@ -412,7 +416,8 @@ class KindEvidence:
 
 
 def faster(layout: StepLayout) -> Floats:
-    """Return the change (7,) of a job's parameters if it computes e times as fast and exchanges gradients as before."""
+    """Return the change (7,) of a job's parameters on GPUs that compute e times as fast, with the same exchange of
+    gradients."""
     along = np.zeros(PARAMETERS)
     along[SPEED] = 1.0
     if not layout.wired:  # the exchange is then relative to the reference step
@@ -421,18 +426,18 @@ def faster(layout: StepLayout) -> Floats:
 
 
 class KindFactors:
-    """Speed factors between kinds of GPU, from jobs that ran on several kinds, and from the speeds that the site
-    `guessed`."""
+    """Speed factors between kinds of GPU, learned from jobs. Before any, the relative speeds `guessed` by the site are
+    used."""
 
     def __init__(self, guessed: Mapping[str, float] | None = None) -> None:
         self._guessed = guessed or {}
         self._site: dict[tuple[str, str], Factor] = {}
         self._scripts: dict[tuple[Hashable, str, str], Factor] = {}
         self.reference = next(iter(self._guessed), "")
-        """Kind of GPU for which all jobs' parameters are expressed: the one on which most jobs ran."""
+        """Kind of GPU to which the parameters of all jobs are converted: the one on which most jobs ran."""
 
     def learn(self, jobs: Sequence[KindEvidence]) -> None:
-        """Learn the speed factors from these jobs only; what was learned before is dropped."""
+        """Learn the speed factors from these jobs, and drop all that was learned before."""
         ran = Counter(job.here for job in jobs if job.here)
         self.reference = max(sorted(ran), key=lambda kind: ran[kind], default=next(iter(self._guessed), ""))
         scripts: dict[tuple[Hashable, str, str], list[tuple[float, float]]] = defaultdict(list)
@@ -446,8 +451,8 @@ class KindFactors:
         self._scripts = {key: self._other(*key[1:]).after(found) for key, found in scripts.items()}
 
     def factor(self, spec: Hashable, here: str, there: str, own: Iterable[Ratio] = ()) -> Factor:
-        """Return the factor from the kind `here` to the kind `there` for a job of this spec. `own` are the job's own
-        ratios."""
+        """Return the speed factor from the kind of GPU `here` to `there` for a job of this spec. `own` are the job's
+        own ratios."""
         if here == there or not (here and there):
             return SAME
         known = self._scripts.get((spec, here, there)) if spec is not None else None
@@ -468,7 +473,8 @@ class KindFactors:
 
 
 def _by_owner(jobs: Sequence[KindEvidence]) -> dict[tuple[str, str, str], dict[Hashable, tuple[float, float]]]:
-    """Return the log of each speed factor and its variance: first by owner and pair of kinds, then by spec."""
+    """Return the log of each speed factor with its variance. The outer key is (owner, here, there), the inner key the
+    spec."""
     every: dict[tuple[str, str, str], dict[Hashable, list[tuple[float, float]]]] = defaultdict(
         lambda: defaultdict(list)
     )
@@ -488,13 +494,13 @@ def _by_owner(jobs: Sequence[KindEvidence]) -> dict[tuple[str, str, str], dict[H
 
 
 def middle(found: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Return the median of the logs, and the variance of that median."""
+    """Return the median of the logs and the variance of this median, from pairs (log, variance)."""
     logs, variances = zip(*found, strict=True)
     return statistics.median(logs), statistics.median(variances) / len(found)
 
 
 def prior_on(prior: Prior, factor: Factor, layout: StepLayout) -> Prior:
-    """Return the prior of a job's parameters on another kind of GPU that is faster by this factor."""
+    """Return the prior on another kind of GPU, given the prior on one kind and the speed factor between them."""
     if factor == SAME:
         return prior
     along = faster(layout)
@@ -511,7 +517,7 @@ def on_kinds(
     spec: Hashable,
     own: Sequence[Ratio],
 ) -> Mapping[str, ThroughputModel]:
-    """Return the job's model on each of the kinds. `here` is the kind for which `model` holds, "" if unknown."""
+    """Return the job's model on each of these kinds of GPU. `here` is the kind that `model` is for, "" if unknown."""
     along = faster(model.layout)
     by_kind = {kind: factors.factor(spec, here, kind, own) for kind in kinds}
     return {

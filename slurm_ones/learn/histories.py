@@ -1,9 +1,9 @@
-"""Evidence in one job's history: its group, its measurements and progress, and the pauses that its changes took.
+"""Reading of one job's history: its group, measurements, progress and gradient noise, and the pauses of its changes.
 
 **Statistical efficiency** is the progress per sample at a batch, relative to the base batch M0. It follows from the
 gradient noise scale B = tr(Σ)/|G|² (McCandlish et al., "An Empirical Model of Large-Batch Training", 2018). A step at
-batch M makes M/(B + M) of the progress of a step along the true gradient. So a sample at batch M is worth (B + M0)/(B +
-M) of a sample at M0. Pollux (OSDI 2021, §3.1) multiplies the throughput by this efficiency.
+batch M makes M/(B + M) times the progress of a step along the true gradient. So a sample at batch M makes (B + M0)/(B +
+M) times the progress of a sample at M0. Pollux (OSDI 2021, §3.1) multiplies the throughput by this efficiency.
 """
 
 from __future__ import annotations
@@ -26,14 +26,16 @@ from slurm_ones.learn.throughput import MeasuredThroughput, MeasuredThroughputs,
 from slurm_ones.policy.contract import Floats, Ints
 
 SILENT_S = 600.0
-"""Seconds for which a running job may report nothing, as in an evaluation, before its remaining work is raised."""
+"""Seconds for which a running job may report nothing, as during an evaluation. After a longer silence its expected
+remaining work is raised."""
 FLAT = 0.05
-"""Smallest slope of log step time against log compute speed that allows a ratio of speeds to be derived."""
+"""Smallest slope of log step time against log compute speed from which a speed ratio of two kinds of GPU is derived. If
+it is smaller, step time depends too little on compute speed."""
 LEAST, MOST = 1e-2, 1e4
 """Bounds on the gradient noise scale, in multiples of the base batch."""
 CAUTIOUS = 4.0
-"""Noise scale, in multiples of the base batch, of a job that never reported one, as long as no job has. A sample at a
-batch four times the base is then worth 5/8. This is at the low end of measured values, because samples that a large
+"""Noise scale that is assumed as long as no job has reported one, in multiples of the base batch. A sample at four
+times the base batch is then worth 5/8. This is at the low end of measured values, because samples that a too large
 batch wastes are lost."""
 
 
@@ -41,7 +43,7 @@ class NoiseEfficiency:
     """`EfficiencyModel` from a gradient noise scale, in samples.
 
     With an infinite noise scale all batches are equally efficient. Batches up to `free` are as efficient as the base
-    batch, thanks to the optimizer's rule for larger batches (`ones_wrapper.protocol.growth`).
+    batch, because the optimizer adapts to them (`ones_wrapper.protocol.growth`).
     """
 
     def __init__(self, base_batch: float, noise: float, free: float = 0.0) -> None:
@@ -50,8 +52,8 @@ class NoiseEfficiency:
         self.free = max(float(free), self.base_batch)
 
     def efficiency(self, batches: Ints) -> Floats:
-        """Return the progress per sample at each global batch, in (0, 1]. It is 1 up to the base batch, and up to
-        `free`."""
+        """Return the progress per sample at each global batch, relative to the base batch, in (0, 1]. It is 1 up to the
+        larger of base batch and `free`."""
         batch = np.asarray(batches, dtype=np.float64)
         batch = np.where(batch > self.free, batch, self.base_batch)
         if math.isinf(self.noise):
@@ -60,24 +62,22 @@ class NoiseEfficiency:
 
 
 def noise_ratio(base_batch: float, noises: Iterable[float]) -> float | None:
-    """Return the median gradient noise scale of the newest reports, in multiples of the base batch and within bounds.
-    None if no report is valid. The median is used because reports vary, the newest because the scale drifts over
-    epochs."""
+    """Return the median of the reported gradient noise scales, in multiples of the base batch, within bounds; None if
+    no report is valid. Callers give the newest reports, since the noise scale drifts during training."""
     known = [noise / max(base_batch, 1.0) for noise in noises if math.isfinite(noise) and noise > 0]
     return min(max(median(known), LEAST), MOST) if known else None
 
 
 def plain_spec(spec: Spec) -> Spec:
-    """Return the spec without the fields that differ between jobs of one script or change in time: the leader's term, a
-    batch that is fixed for a time, and the batch's growth."""
+    """Return the spec without what differs between jobs of one script or changes in time: its term, whether the batch
+    is fixed now, and the batch that the optimizer has grown to."""
     if spec.limits is not None and spec.limits.batch_fixed:
         spec = replace(spec, limits=replace(spec.limits, batch_fixed=False))
     return replace(spec, term=0, grown=0) if spec.term or spec.grown else spec
 
 
 def group_of(history: JobHistory) -> GroupPath:
-    """Return the job's group in the tree. Jobs of one family have the same batches and strategy, but may differ in
-    their data."""
+    """Return the job's place in the tree of `hierarchy`. Jobs of one family have the same batches and strategy."""
     spec = history.spec
     if spec is None:
         return GroupPath(None, None, history.job.user)
@@ -96,18 +96,18 @@ def by_terms(spec: Spec | None) -> bool:
 
 
 def inexact(spec: Spec | None) -> bool:
-    """Tell whether the result of training at a given batch depends on the number of GPUs."""
+    """Tell whether training at the same batch gives another result on another number of GPUs."""
     return spec is not None and spec.limits is not None and not spec.limits.exact
 
 
 def is_wired(spec: Spec | None) -> bool:
-    """Tell whether the job reports how many bytes its ranks send."""
+    """Tell whether the bytes that the job's ranks send can be computed from its spec."""
     return layout_of(spec).wired
 
 
 def without_bytes(history: JobHistory) -> JobHistory | None:
-    """Return the history as if the job had not reported the size of its gradients. None if it reported none, or if its
-    strategy reports the bytes that are sent."""
+    """Return the history without the job's size of gradients. None if the job reported none, or if it has a strategy,
+    which reports sent bytes instead."""
     spec = history.spec
     if spec is None or spec.limits is not None or not spec.gradient_bytes:
         return None
@@ -115,24 +115,25 @@ def without_bytes(history: JobHistory) -> JobHistory | None:
 
 
 def join_of(history: JobHistory) -> float | None:
-    """Return the pause, in seconds, of changes in which blocks joined; None if unknown. If each change begins a term,
-    any change counts."""
+    """Return the pause of training, in seconds, when blocks joined the job; None if unknown. For a job that starts a
+    new term at each change, it is the pause of any change."""
     return history.switch_s if by_terms(history.spec) else history.join_s
 
 
 def leave_of(history: JobHistory) -> float | None:
-    """Return the pause, in seconds, of changes in which blocks only left. None if unknown, or if blocks also joined."""
+    """Return the pause of training, in seconds, when blocks left the job; None if unknown, or if blocks also joined
+    it."""
     return history.switch_s if history.join_s is None else None
 
 
 def ready_of(history: JobHistory) -> float | None:
-    """Return the seconds that the blocks that joined last took to get ready; None if none has joined."""
+    """Return the seconds from start to readiness of the blocks that joined last; None if no block has joined."""
     ready = history.membership.report.ready_s if history.membership is not None else 0.0
     return ready if ready > 0 else None
 
 
 def points_in(history: JobHistory) -> tuple[Points, float]:
-    """Return the measurements on the kind of GPU with the most of them, and the job's reference local batch."""
+    """Return the job's measurements on its base kind of GPU (`base_kind`), and its reference local batch."""
     measured = of_kind(history.throughput, base_kind(history.throughput))
     layout = layout_of(history.spec)
     base = history.spec.base_batch if history.spec is not None else None
@@ -142,7 +143,8 @@ def points_in(history: JobHistory) -> tuple[Points, float]:
 
 
 def unreported_epochs(history: JobHistory, efficiency: NoiseEfficiency, now: float) -> float:
-    """Return the epochs that a running job would have made since its last report, if it had kept its last speed."""
+    """Return the epochs that a silent running job would have made at its last speed. The first `SILENT_S` seconds of
+    silence do not count."""
     dataset = dataset_of(history)
     if history.running_since is None or not history.throughput or not dataset:
         return 0.0
@@ -153,7 +155,7 @@ def unreported_epochs(history: JobHistory, efficiency: NoiseEfficiency, now: flo
 
 
 def own_noise(history: JobHistory) -> float | None:
-    """Return the gradient noise scale that the job reported, in multiples of the base batch; None before a valid
+    """Return the gradient noise scale that the job reported, in multiples of the base batch; None without a valid
     report."""
     if history.spec is None:
         return None
@@ -165,8 +167,8 @@ def own_noise(history: JobHistory) -> float | None:
 
 
 def free_batch(history: JobHistory) -> float:
-    """Return the largest batch that is as efficient as the base batch; 0 before a noise scale was measured. The job
-    reports the largest batch that costs no extra samples. Its optimizer's rule at its noise scale may lower it."""
+    """Return the largest batch that is as efficient as the base batch; 0 without a measured noise scale. It is the
+    batch that the job reported, or less if its optimizer's rule gives less at the present noise scale."""
     spec, ratio = history.spec, own_noise(history)
     if spec is None or ratio is None:
         return 0.0
@@ -174,8 +176,8 @@ def free_batch(history: JobHistory) -> float:
 
 
 def progress_in(history: JobHistory) -> float:
-    """Return the progress in samples at the base batch, as the job reported it. If it did not, each sample used counts
-    fully."""
+    """Return the job's progress in samples of the base batch, as reported. Without such reports, the number of samples
+    used."""
     return history.progress if history.progress is not None else history.samples
 
 
@@ -186,15 +188,15 @@ def epochs_in(history: JobHistory) -> float:
 
 
 def dataset_of(history: JobHistory) -> int:
-    """Return the number of samples in an epoch; 0 for a stream before its first epoch has ended."""
+    """Return the number of samples in an epoch. For a stream it is measured, and 0 before the first epoch has ended."""
     if history.spec is not None and history.spec.dataset:
         return history.spec.dataset
     return round(history.epoch_samples or 0.0)
 
 
 def training_after(history: JobHistory, epochs: float, upto: int) -> TrainingState:
-    """Return the state after `epochs` epochs of progress, with loss and accuracy of the reported epoch number
-    `upto`."""
+    """Return the training state after `epochs` epochs of progress. Loss and accuracy are those of the reported epoch
+    number `upto` (from 1)."""
     last = history.epochs[upto - 1] if upto else None
     return TrainingState(
         dataset=dataset_of(history),
@@ -206,8 +208,8 @@ def training_after(history: JobHistory, epochs: float, upto: int) -> TrainingSta
 
 
 def log_of(history: JobHistory) -> FinishedJob:
-    """Return the log of a finished job. Each of its epochs is taken to have made equal progress, since the database
-    does not store progress at the ends of epochs."""
+    """Return a finished job as data for `BetaProgress`. All its epochs count as equal progress, because the database
+    does not store the progress at the end of each."""
     total = epochs_in(history) if history.progress is not None else float(len(history.epochs))
     each = total / max(len(history.epochs), 1)
     points = [training_after(history, (point.epoch + 1) * each, i + 1) for i, point in enumerate(history.epochs)]
@@ -215,8 +217,8 @@ def log_of(history: JobHistory) -> FinishedJob:
 
 
 def base_kind(points: Sequence[ThroughputPoint]) -> str:
-    """Return the kind of GPU on which the job measured most pairs of size and batch; "" without measurements. Of
-    equals, the kind measured last."""
+    """Return the kind of GPU on which the job measured the most pairs of shape and batch; "" without measurements. On a
+    tie, return the kind measured last."""
     if len(kinds := {point.kind for point in points}) < 2:
         return kinds.pop() if kinds else ""
     tried = Counter(kind for kind, _ in {(point.kind, point[:3]) for point in points if point.kind})
@@ -225,13 +227,13 @@ def base_kind(points: Sequence[ThroughputPoint]) -> str:
 
 
 def of_kind(points: Sequence[ThroughputPoint], kind: str) -> tuple[ThroughputPoint, ...]:
-    """Return the measurements on this kind of GPU, together with those on an unknown kind."""
+    """Return the measurements on this kind of GPU, and those on an unknown kind."""
     return tuple(point for point in points if point.kind in (kind, ""))
 
 
 def ratios(points: Sequence[ThroughputPoint], fit: Fit, layout: StepLayout, here: str) -> list[Ratio]:
-    """Return the job's compute speed on each other kind, relative to the kind `here`, that fits its measurements
-    best."""
+    """Return the ratio of compute speed on each other kind of GPU to that on the kind `here`, fitted to the job's
+    measurements."""
     found, along, model = [], faster(layout), MeasuredThroughputs((MeasuredThroughput(fit, layout),))
     for there in sorted({point.kind for point in points} - {here, ""}) if here else ():
         seen = points_of([point for point in points if point.kind == there], fit.reference, layout)

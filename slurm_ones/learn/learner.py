@@ -1,4 +1,4 @@
-"""Learner of the models that policies are given, from the histories of jobs."""
+"""Learner: from job histories to the models that policies are given."""
 
 from __future__ import annotations
 
@@ -55,39 +55,40 @@ from slurm_ones.learn.workload import script
 from slurm_ones.policy.contract import EfficiencyModel, Progress, ThroughputModel
 
 NOWHERE = GroupPath(None, None, "")
-"""Group of a job that has reported nothing."""
+"""Place in the tree of a job that has reported nothing."""
 AROUND = {False: CAUTIOUS, True: WIRED}
-"""Prior before any measurement, by whether the jobs report the bytes that they send."""
+"""Prior before any measurement. The key is True for jobs that report the bytes that they send."""
 PEERS = 3
-"""Fewest finished jobs of other users with the same spec that can bound how fast a job is believed to be."""
+"""Fewest finished jobs of other users with the same spec that bound how fast a job can claim to be."""
 RESIZE_S = 30.0
-"""Pause of training, in seconds, that is expected of a resize before any resize was measured."""
+"""Expected pause of training at a resize, in seconds, before any resize was measured."""
 RESHARD = 2.0
-"""Factor on `RESIZE_S` for a first resize that reshards its checkpoint, which is then read and written once more."""
+"""Factor on the expected pause if the checkpoint must be resharded, as it is then read and written once more. It is
+used until such a resize was measured."""
 JOIN_S, LEAVE_S, READY_S = 0.5, 0.05, 8.0
-"""Pause in seconds when blocks join, pause when blocks leave, and seconds until joining blocks are ready. They are used
-until some are measured, and come from small models (docs/benchmarks/resizes.md)."""
+"""Defaults in seconds until values are measured: pause when blocks join, pause when blocks leave, and time until a
+started block is ready to join. They were measured with small models (docs/benchmarks/resizes.md)."""
 TERM_S = 5.0
-"""Pause, in seconds, of a change that restarts training from a checkpoint, before any was measured. It is a guess:
-forking and starting take about a second for a small model; a large model is also written and read."""
+"""Default pause, in seconds, of a change that restarts training from a checkpoint, until one was measured. It is a
+guess: forking and starting take about a second for a small model, and a large model is also written and read."""
 SPARE = 100
-"""Number of models kept in addition to the most that one tick has needed. Models of jobs that reported last are
-kept."""
+"""Number of running jobs' models kept beyond the most that one tick has needed. The models fitted longest ago are
+dropped."""
 SCRIPTS = 10_000
-"""Largest number of scripts (pairs of user and job name) whose last spec is kept."""
+"""Largest number of scripts (pairs of user and job name) whose newest spec is kept."""
 
 
 @dataclass(frozen=True)
 class JobModel:
-    """Models and limits of one job, as learned."""
+    """Learned models of one job, with its spec."""
 
     spec: Spec | None
-    """Spec that the job reported, or else that the last job of the same script reported; None if there is neither."""
+    """Spec that the job reported, or else the newest spec of the same script; None if there is neither."""
     throughput: ThroughputModel
     efficiency: EfficiencyModel
     progress: Progress
     samples: float
-    """Progress since the job's first run, in samples at the base batch."""
+    """Progress over all runs, in samples of the base batch."""
     losses: tuple[tuple[float, float], ...]
     """Pairs (epochs done, loss), one for each epoch whose loss the job reported."""
     resize_s: float
@@ -97,14 +98,14 @@ class JobModel:
     shrink_s: float | None = None
     """Expected pause of training when the job gives up GPUs, in seconds; None if it is `resize_s`."""
     prepare_s: float = 0.0
-    """Expected time, in seconds, between a block's start and its joining."""
+    """Expected time, in seconds, from a block's start until it joins."""
     on: Mapping[str, ThroughputModel] = field(default_factory=dict)
-    """Throughput model on each kind of GPU that the caller asked for."""
+    """Throughput model on each requested kind of GPU."""
 
 
 @dataclass(frozen=True)
 class _Switches:
-    """Typical duration of changes of blocks, in seconds."""
+    """Typical pauses when blocks join or leave, and preparation of new blocks, in seconds."""
 
     join_s: float = JOIN_S
     leave_s: float = LEAVE_S
@@ -120,30 +121,31 @@ class _Learned:
     prior: Prior
     model: MeasuredThroughput
     on: dict[str, ThroughputModel] = field(default_factory=dict)
-    """Throughput model on each other kind of GPU that has been asked for."""
+    """Throughput model on each kind of GPU that was requested so far."""
 
 
 class Learner:
-    """Learner of models from the histories of jobs.
+    """Learner of models from job histories.
 
-    The models of finished jobs are fitted when a job finishes, the models of a running job when it reports something
-    new. Jobs that report the same spec (base batch, local batch, dataset, epochs) are taken for jobs of one script.
-    Jobs with the same batches form one family.
+    A finished job's models are fitted once, a running job's whenever it has reported something new. Jobs with the same
+    spec (base batch, local batch, dataset, epochs) count as jobs of one script. Jobs with the same batches and strategy
+    form a family.
 
-    A job's prior comes from its own user's jobs of the spec. It is shrunk towards others' jobs of the spec, those
-    towards the family, and the family towards the site. `hierarchy` bounds how much one user influences other people's
-    jobs, and widens intervals by the errors that past priors made.
+    A job's prior comes from its owner's jobs of the same spec. These are shrunk towards other users' jobs of the spec,
+    then towards the family and the site. `hierarchy` limits the influence of one user on other users' jobs, and widens
+    intervals if past predictions were less accurate than predicted.
 
-    A job that has not run yet gets the last spec of a job of the same user and name. A number at the end of the name
-    does not count.
+    A job that has not run yet gets the newest spec of a job of the same user and name. A number at the end of the name
+    is ignored.
     """
 
     def __init__(self, *, seed: int = 0, gpu_speeds: Mapping[str, float] | None = None) -> None:
-        """Create the learner. `gpu_speeds` holds the site's guess of the relative speed of its GPU kinds."""
+        """Create a learner. `gpu_speeds` are relative speeds of kinds of GPU, as guessed by the site."""
         self._seed = seed
         self._finished: Sequence[JobHistory] = ()
         self._past: dict[int, list[tuple[JobHistory, Fit]]] = {}
-        """Fits of each finished job: one as reported and, if it reported the bytes that it sends, one without them."""
+        """Fits of each finished job, by `id` of its history. A job that reports its size of gradients has a second fit,
+        which does not use this size."""
         self._progress = BetaProgress(seed=seed)
         self._trees = {wired: Tree((), around) for wired, around in AROUND.items()}
         self._widths = dict.fromkeys(AROUND, (1.0, 1.0))
@@ -162,8 +164,7 @@ class Learner:
         self._scripts: dict[tuple[str, str], Spec] = {}
 
     def finished(self, histories: Sequence[JobHistory]) -> None:
-        """Learn from the jobs that have completed, newest first. Do nothing if this is the same object as at the last
-        call."""
+        """Learn from all finished jobs, newest first. If `histories` is the object of the last call, do nothing."""
         if histories is self._finished:
             return
         self._finished = histories
@@ -212,13 +213,12 @@ class Learner:
             known.on.clear()
 
     def _factor_of(self, history: JobHistory, *, back: bool = False) -> Factor:
-        """Return the factor from the reference kind to the kind of the job's fit; with `back`, the factor in the other
-        direction."""
+        """Return the speed factor from the reference kind of GPU to the job's base kind; with `back`, the inverse."""
         ends = self._factors.reference, base_kind(history.throughput) or self._factors.reference
         return self._factors.factor(group_of(history).spec, *(reversed(ends) if back else ends))
 
     def _learn_switches(self, histories: Sequence[JobHistory]) -> None:
-        """Learn for how long changes of blocks pause training, over all jobs. Joins are also learned for each spec,
+        """Learn the typical pauses of changes of blocks, over all jobs. Pauses of joins are also learned by spec,
         because a larger state takes longer to send."""
         joins: dict[Spec, list[float]] = defaultdict(list)
         for history in histories:
@@ -242,7 +242,7 @@ class Learner:
         self._noises = {spec: statistics.median(some) for spec, some in found.items()}
 
     def look(self, histories: Iterable[JobHistory]) -> None:
-        """Update the models of these jobs from their new reports. All are fitted in one call."""
+        """Update the models of these running jobs from their new reports, with all fits in one call."""
         histories = list(histories)
         self._learn_scripts(histories)
         self._fit(map(self._with_spec, histories))
@@ -270,8 +270,8 @@ class Learner:
         return before is history or (before.throughput == history.throughput and before.spec == history.spec)
 
     def _peers_of(self, history: JobHistory) -> Prior | None:
-        """Return the prior that other users' jobs of this spec give, on the kind of GPU of the job's fit. None if they
-        are too few."""
+        """Return the prior from other users' jobs of this spec, on the job's base kind of GPU; None if there are fewer
+        than `PEERS`."""
         path = group_of(history)
         if path.spec is None or self._specs[path.spec] - self._own[path.spec, path.user] < PEERS:
             return None
@@ -280,7 +280,7 @@ class Learner:
         return prior_on(self._peers[path], self._factor_of(history), layout_of(history.spec))
 
     def _prior_of(self, history: JobHistory) -> Prior:
-        """Return the prior of a job on the kind of GPU of its fit."""
+        """Return the job's prior on its base kind of GPU."""
         path, wired = group_of(history), is_wired(history.spec)
         key = wired, path, base_kind(history.throughput)
         if key not in self._priors:
@@ -291,11 +291,12 @@ class Learner:
     def about(
         self, history: JobHistory | None, now: float = 0.0, *, blocks: bool = False, kinds: Sequence[str] = ()
     ) -> JobModel:
-        """Return the models of a job, on these `kinds` of GPU too. For a job without a history they are those of a
-        typical job. `blocks` says that its blocks can join and leave.
+        """Return a job's models, with throughput on each of these `kinds` of GPU. Without a history, return those of a
+        typical job.
 
-        `now` is Slurm's clock. A job that has long reported nothing is expected to need at least as long again (Lindy's
-        law). This holds even if little was left at its last report.
+        `blocks` is True for a job whose blocks can join and leave. `now` is Slurm's clock. A job that has reported
+        nothing for long is expected to need at least as long again (Lindy's law). This holds even if it had little work
+        left at its last report.
         """
         if history is None:
             nothing = self._progress.progress(TrainingState(dataset=0, epochs=0.0))
@@ -333,8 +334,8 @@ class Learner:
         return {kind: known.on[kind] for kind in kinds}
 
     def _of_blocks(self, known: JobModel, history: JobHistory | None) -> JobModel:
-        """Return the models with the pauses of changes of blocks: the job's own, or else those of other jobs with its
-        spec."""
+        """Return the models with pauses of changes of blocks in place of those of resizes. They are the job's own, or
+        else typical ones."""
         typical = self._switches
         if history is None:
             return replace(known, resize_s=typical.join_s, shrink_s=typical.leave_s, prepare_s=typical.ready_s)
@@ -343,8 +344,8 @@ class Learner:
         return replace(known, resize_s=self._join_s(history), shrink_s=shrink_s, prepare_s=prepare_s)
 
     def switch_s(self, history: JobHistory | None) -> float:
-        """Return the expected pause of a change of blocks, in seconds: the job's own, or else that of joins in similar
-        jobs."""
+        """Return the expected pause of training, in seconds, when blocks join or leave: the job's own, or else that of
+        joins in jobs of its spec."""
         if history is not None and history.switch_s is not None:
             return history.switch_s
         return self._switches.join_s if history is None else self._join_s(self._with_spec(history))
@@ -355,7 +356,7 @@ class Learner:
         return _first(join_of(history), _first(of_spec, typical))
 
     def _with_spec(self, history: JobHistory) -> JobHistory:
-        """Return the history with a spec: the one that the job reported, or else the last of the same script."""
+        """Return the history with the spec that the job reported, or else the newest spec of the same script."""
         expected = self._scripts.get(script(history.job.user, history.job.name)) if history.spec is None else None
         return history if expected is None else replace(history, spec=expected)
 

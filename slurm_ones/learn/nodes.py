@@ -1,15 +1,16 @@
 """Slow nodes, found by comparing jobs' throughput on different nodes at the same size, batch and kind of GPU.
 
-PAL (Jain and others, SC 2024) finds slow GPUs by measurements before the cluster is used. Here no extra job is run. A
-node is compared with others by the runs of one owner's jobs of one script, some on this node and some not. A run on
-several nodes trains at the pace of the slowest, so it is only partial evidence about each. The node that is most
-certainly slow is found first. Its runs are then left out, since they say nothing about other nodes.
+PAL (Jain and others, SC 2024) finds slow GPUs by measurements before the cluster is used. Here no extra job is run.
+Runs of one owner and script on a node are compared with runs of this owner and script elsewhere. A run on several nodes
+trains at the pace of the slowest, so it counts only in part for each of its nodes. The node that is most certainly slow
+is found first. Its runs are then left out, because they would make other nodes of these runs seem slow.
 
-Users report the measurements, so no user by himself may have a node treated as slow:
+The measurements come from users' jobs, so one user must not be able to have a node treated as slow:
 
-- Each owner has one vote, the median of his scripts, however many jobs he runs.
-- A node is slow if at least two owners vote so, and as slow as their median. If their number is even, the milder of the
-  middle two counts. If one owner made all measurements, his jobs vote instead: they can harm nobody else.
+- Each owner has one vote, the median over his scripts, however many jobs he runs.
+- A node needs votes of at least two owners, and is as slow as their median. (For an even number of votes, it is the
+  less slow of the middle two.) If all measurements are of one owner, each of his jobs has a vote: he can harm only
+  himself.
 - No node counts as slower than `SLOWEST`, and at most a share `MOST` of all nodes counts as slow.
 """
 
@@ -29,42 +30,42 @@ from slurm_ones.learn.histories import plain_spec
 from slurm_ones.learn.throughput import ABSURD
 
 SLOWEST = 0.3
-"""Smallest relative speed that a node is believed to have."""
+"""Smallest relative speed that a node can be found to have."""
 SLOW = 0.9
-"""Relative speed from which a node does not count as slow. Time of day and neighbours explain such small
+"""Largest relative speed at which a node counts as slow. Time of day and neighbouring jobs explain smaller
 differences."""
 SPREAD = 0.15
 """Standard deviation of the logarithm of a node's relative speed, before any measurement."""
 SURE = 2.5
-"""Number of standard deviations by which a node must be slower. Few of hundreds of equal nodes are that slow by
-chance."""
+"""Number of standard deviations by which a node must be slower than others. Among hundreds of equal nodes, few would be
+that slow by chance."""
 VOTES = 2
 MOST = 1 / 3
 """Largest share of all nodes that can count as slow; one node always can."""
 ENOUGH = 3
-"""Fewest comparable runs from which the noise is estimated."""
+"""Fewest comparable runs that are used to estimate the noise."""
 MANY = 30
-"""Largest number of comparable runs from which the noise is estimated."""
+"""Largest number of comparable runs that are used to estimate the noise."""
 NORMAL = 2.2219
-"""Factor that turns the lower quartile of differences between two normal draws into the standard deviation of one
-draw."""
+"""Standard deviation of a normal distribution, divided by the lower quartile of absolute differences between two
+draws."""
 RECENT_S = 7 * 86400.0
 """Largest age of a measurement, in seconds. Older ones are ignored, so that a repaired node is used again."""
 
 
 @dataclass(frozen=True)
 class SlowNode:
-    """A node that is slower than others."""
+    """A node that is slower than other nodes."""
 
     name: str
     factor: float
-    """Speed of the node relative to others, in [`SLOWEST`, `SLOW`]."""
+    """Speed of the node divided by the speed of other nodes, in [`SLOWEST`, `SLOW`]."""
     doubt: float
     """Standard deviation of the logarithm of `factor`."""
     runs: int
-    """Number of runs on the node by which it was found."""
+    """Number of runs on the node that were compared."""
     owners: int
-    """Number of owners of these runs."""
+    """Number of owners of the compared runs."""
 
 
 class _Run(NamedTuple):
@@ -81,8 +82,8 @@ class _Run(NamedTuple):
 
 
 class _Comparison(NamedTuple):
-    """Comparison of one voter's runs on a node with runs elsewhere: log of the node's relative speed, and its
-    variance."""
+    """Comparison of one voter's runs on a node with comparable runs elsewhere: the log of the node's relative speed,
+    with its variance."""
 
     name: str
     voter: Hashable
@@ -133,9 +134,11 @@ def _runs(histories: Iterable[JobHistory], now: float) -> list[_Run]:
 
 
 def _noise_of(alike: Iterable[Sequence[_Run]]) -> dict[str, float]:
-    """Return the standard deviation of log speed between comparable runs, by owner; at least `COMPARED`. It is
-    estimated from the lower quartile of pairwise differences (as in Rousseeuw and Croux, JASA 1993), which slow nodes
-    do not affect."""
+    """Return, for each owner, the standard deviation of log speed between comparable runs; at least `COMPARED`.
+
+    It is estimated from the lower quartile of pairwise differences (as in Rousseeuw and Croux, JASA 1993), which slow
+    nodes do not affect.
+    """
     apart: dict[str, list[float]] = defaultdict(list)
     for runs in alike:
         if len(runs) >= ENOUGH:
@@ -146,7 +149,8 @@ def _noise_of(alike: Iterable[Sequence[_Run]]) -> dict[str, float]:
 
 
 def _compared(runs: Sequence[_Run], noise: Mapping[str, float]) -> list[_Comparison]:
-    """Return a comparison for each node: one owner's runs on this node with his comparable runs elsewhere."""
+    """Return, for each node and voter, the comparison of runs on this node with runs elsewhere. `runs` are
+    comparable."""
     found = []
     each = noise.get(runs[0].owner, COMPARED) ** 2 if runs else 0.0
     for name in sorted(frozenset(name for run in runs for name in run.names)):
@@ -170,7 +174,7 @@ def _slow_by(comparisons: Iterable[Sequence[_Comparison]]) -> list[SlowNode]:
 
 
 def _judged(name: str, votes: Mapping[Hashable, Sequence[_Comparison]]) -> SlowNode | None:
-    """Return the node if the votes, each the median of a voter's comparisons, show that it is slow; else None."""
+    """Return the node if the votes show that it is slow, else None. A vote is the median of a voter's comparisons."""
     if len(votes) < VOTES:
         return None
     each = [middle([(one.log, one.variance) for one in found]) for found in votes.values()]

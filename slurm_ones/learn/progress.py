@@ -1,22 +1,23 @@
 """Fraction of its training that a job has completed: the Beta model of ONES (§3.2).
 
-ρ, the completed fraction, is distributed as Beta(α, β). α is the number of epochs done, and β, the expected number of
-epochs remaining, is f(features). f is a small network, fitted by maximum likelihood to the logs of finished jobs. We
-differ from ONES in these points:
+The completed fraction ρ has the distribution Beta(α, β). α is the number of epochs done. β is the expected number of
+remaining epochs, predicted by a small network f from features of the training. The network is fitted by maximum
+likelihood to finished jobs. Differences from ONES:
 
-- Features are standardised, in the same way for fitting and for prediction. (ONES predicts from raw features, with a
-  network fitted on their logarithms.)
-- f is a factor on a first guess. The guess is the number of declared epochs not yet done, or else what finished jobs
-  trained. So the network learns only how far jobs deviate from the guess. For a job unlike all finished ones the
-  network could predict anything. So finished jobs also give a lower bound for the factor, for jobs that declare epochs.
-- f ends in softplus instead of relu. It has the same limits, and a gradient everywhere.
-- A job that declared its epochs never has more remaining than declared, until it has trained them all. From then on its
-  declaration was too small, and it has as many remaining as it is over (`OVERRUN`). So a job that declares little in
-  order to be served first is soon detected.
-- In ONES α + β, the certainty, follows from the epochs done. Here a factor on α and β is fitted too, on jobs that the
-  network did not see. So an 80 % interval holds for 80 % of the jobs.
-- Before `ENOUGH` jobs have finished nothing is learned, and β is what the job declared. A job without a declaration is
-  taken to be half done, and to train ten epochs at least.
+- Features are standardised, in the same way for fitting and for prediction. (ONES fits to logarithms of features, but
+  predicts from the features themselves.)
+- f multiplies a first guess of the remaining epochs: the declared epochs not yet done, or else the median of finished
+  jobs minus the epochs done. So the network learns only how far jobs deviate from the guess. For a job unlike all
+  finished jobs it could predict anything. So for jobs that declare epochs the factor has a lower bound, a low quantile
+  over finished jobs.
+- The output of f is a softplus instead of a relu. It has the same limits, and a gradient everywhere.
+- A job that declared its epochs has at most the declared epochs remaining, until it has trained them all. From then on
+  its remaining epochs are as many as it trained beyond its declaration (`OVERRUN`). So a job that declares too few
+  epochs in order to be served first is soon treated as a long one.
+- In ONES the width of the distribution follows from α + β, the epochs done and remaining. Here a factor on α and β is
+  fitted, on jobs that the network was not fitted to, so that an 80 % interval covers 80 % of the cases.
+- Before `ENOUGH` jobs have finished, β is the number of declared epochs not yet done. A job without a declaration
+  counts as half done, and at least ten epochs long.
 """
 
 from __future__ import annotations
@@ -35,32 +36,32 @@ from slurm_ones.policy.contract import Floats, Progress
 HIDDEN = 8
 ITERATIONS = 60
 DECAY = 1e-3
-"""Weight decay: it keeps the network nearly constant while there are few logs."""
+"""Weight decay. It keeps the network nearly constant as long as few jobs have finished."""
 LEAST = 1e-3
-"""Smallest β, in epochs; β must be positive."""
+"""Smallest β, in epochs, because β must be positive."""
 DECLARED = -1
-"""Index of a feature that only jobs with declared epochs have."""
+"""Index of the feature that is NaN for jobs that declared no epochs."""
 RARE = 0.1
-"""Quantile of the ratio of remaining work to first guess, over finished jobs with declared epochs. No prediction is
-below it, since nobody can predict which job will stop early."""
+"""Quantile over finished jobs of remaining epochs divided by first guess. It bounds the network's factor from below:
+nobody can predict which job will stop early."""
 
 
 @dataclass(frozen=True)
 class BetaNetwork:
-    """Network that predicts remaining epochs from features: one tanh layer, then a softplus output that multiplies a
+    """Network that predicts remaining epochs from features: a tanh layer, then a softplus output, which multiplies a
     first guess."""
 
     mean: Floats
     deviation: Floats
     weights: Floats
-    """All weights as one vector, which is the form that the optimiser needs."""
+    """All weights in one vector, as the optimizer needs them."""
     least: float
-    """Lower bound on the factor that multiplies the first guess, for jobs that declared their epochs."""
+    """Lower bound of the output that multiplies the first guess, for jobs that declared their epochs."""
 
     @classmethod
     def fit(cls, features: Floats, done: Floats, total: Floats, guess: Floats, rng: np.random.Generator) -> BetaNetwork:
-        """Fit by maximum likelihood of ρ = done/total under Beta(done, β). `features` has a row for each moment of a
-        job."""
+        """Fit a network by maximum likelihood of ρ = done/total under Beta(done, β). Each row is one moment in a job's
+        training."""
         known = np.isfinite(features)
         count = np.maximum(known.sum(axis=0), 1)
         mean = np.where(known, features, 0.0).sum(axis=0) / count
@@ -94,15 +95,15 @@ class BetaNetwork:
         return cls(mean, deviation, weights if np.isfinite(weights).all() else start, least)
 
     def to_come(self, features: Floats, guess: Floats) -> Floats:
-        """Return β for each row of features, which are not standardised yet, and its first guess."""
+        """Return the predicted remaining epochs β of each row. `features` are not standardised; `guess` is the first
+        guess."""
         raw = _forward(self.weights, _transform(features, self.mean, self.deviation))[1]
         factor = np.maximum(np.logaddexp(0.0, raw), np.where(np.isfinite(features[:, DECLARED]), self.least, 0.0))
         return np.maximum(factor * guess, LEAST)
 
 
 def _transform(features: Floats, mean: Floats, deviation: Floats) -> Floats:
-    """Return the features standardised, for fitting and for prediction. Unknown ones become 0, large ones are
-    clipped."""
+    """Return the standardised features. Unknown features become 0, and large ones are clipped."""
     scaled = (features - mean) / deviation
     return np.where(np.isfinite(scaled), np.clip(scaled, -4.0, 4.0), 0.0)
 
@@ -120,7 +121,8 @@ def _forward(weights: Floats, inputs: Floats) -> tuple[Floats, Floats]:
 
 
 def _loss(weights: Floats, inputs: Floats, alpha: Floats, rho: Floats, guess: Floats) -> tuple[float, Floats]:
-    """Return the mean negative log likelihood of ρ under Beta(α, β), plus weight decay; and its gradient."""
+    """Return the loss and its gradient. The loss is the mean negative log likelihood of ρ under Beta(α, β), plus weight
+    decay."""
     rows, width = inputs.shape
     hidden, raw = _forward(weights, inputs)
     beta = np.maximum(np.logaddexp(0.0, raw) * guess, LEAST)
@@ -145,26 +147,26 @@ def _loss(weights: Floats, inputs: Floats, alpha: Floats, rho: Floats, guess: Fl
 
 
 ENOUGH = 5
-"""Fewest finished jobs from which the network is fitted."""
+"""Fewest finished jobs to which the network is fitted."""
 NEW_ALPHA = 0.5
-"""α of a job that has not finished an epoch, since α must be positive."""
+"""Smallest α, for jobs that have done less than half an epoch, because α must be positive."""
 UNKNOWN_EPOCHS = 10.0
-"""Number of epochs assumed for a job that declared none, before any job has finished."""
+"""Number of epochs assumed for a job that declared none, before enough jobs have finished."""
 POINTS = 8
-"""Largest number of moments of one finished job in the fit, evenly spread over its epochs."""
+"""Largest number of moments taken from one finished job, evenly spread over its epochs."""
 LEFT = 0.01
-"""Smallest number of remaining epochs that is predicted for a running job, as a share of its declared epochs."""
+"""Smallest number of remaining epochs of a running job, as a share of its declared epochs."""
 OVERRUN = 1.0
-"""Remaining epochs for each epoch trained beyond the declared ones, or beyond those of any finished job. Lindy's law: a
-process that has lasted t lasts another t with probability one half."""
+"""Remaining epochs for each epoch beyond the declared ones, or, without a declaration, beyond the longest finished job.
+By Lindy's law, a process that has lasted t lasts another t with probability one half."""
 MAX_EPOCHS = 1e6
 LEVELS = (0.1, 0.9)
-"""Quantiles between which the calibrated interval lies."""
+"""Quantiles at the ends of the calibrated interval."""
 CONCENTRATIONS = np.geomspace(64.0, 1.0 / 64.0, 19)
 CROSSED = 400
-"""Number of moments of jobs from which the concentration (the factor on α and β) is fitted."""
+"""Number of moments to which the concentration (the factor on α and β) is fitted."""
 AT_THE_END = 0.98
-"""Share of its declared epochs from which a job counts as having trained them all."""
+"""Share of the declared remaining epochs at which a job counts as having trained all declared epochs."""
 
 
 @dataclass(frozen=True)
@@ -174,7 +176,7 @@ class TrainingState:
     dataset: int
     """Number of samples in an epoch."""
     epochs: float
-    """Number of epochs of progress, with fractions."""
+    """Progress in epochs, with fractions."""
     initial_loss: float | None = None
     """Loss in the job's first report; None if the job reports no loss."""
     loss: float | None = None
@@ -183,7 +185,7 @@ class TrainingState:
 
 @dataclass(frozen=True)
 class FinishedJob:
-    """Log of a job that ended by itself."""
+    """Training of a job that ended by itself."""
 
     history: Sequence[TrainingState]
     """State at the end of each epoch, in order."""
@@ -195,7 +197,7 @@ class FinishedJob:
 
 @dataclass(frozen=True)
 class Moments:
-    """Moments in the training of finished jobs, one for each row."""
+    """Moments in the training of finished jobs, one in each row of every array."""
 
     job: Floats
     """Index of the job to which each row belongs."""
@@ -204,22 +206,22 @@ class Moments:
     total: Floats
     guess: Floats
     most: Floats
-    """Largest number of remaining epochs that the job's declaration allows; infinite without one."""
+    """Largest number of remaining epochs by the job's declaration; infinite for a job without one."""
 
     def where(self, rows: npt.NDArray[Any]) -> Moments:
-        """Return only these rows; `rows` is a mask or indices."""
+        """Return the moments in these rows, given by a mask or by indices."""
         return Moments(*(getattr(self, name)[rows] for name in self.__dataclass_fields__))
 
 
 class BetaProgress:
-    """Model of ρ for running jobs, learned from finished jobs. It does not change: a new one is fitted when a job
-    finishes."""
+    """Model of ρ for running jobs, learned from finished jobs. It is immutable: a new model is fitted when a job has
+    finished."""
 
     def __init__(self, finished: Sequence[FinishedJob] = (), seed: int = 0) -> None:
-        """Fit the model to the logs of all finished jobs. The same logs and seed give the same model.
+        """Fit the model to all finished jobs. The same jobs and seed give the same model.
 
-        A log with no epoch before its last one is ignored, and does not count towards `ENOUGH`. The fit takes about 0.1
-        s for 200 logs.
+        A job without an epoch before its last one is ignored, and does not count towards `ENOUGH`. The fit takes about
+        0.1 s for 200 jobs.
         """
         self._network: BetaNetwork | None = None
         self._concentration = 1.0
@@ -236,7 +238,8 @@ class BetaProgress:
             self._concentration = _concentration(moments, seed) if self.jobs >= 2 * ENOUGH else 1.0
 
     def progress(self, now: TrainingState, declared_epochs: float = 0.0) -> Progress:
-        """Return the present distribution of a job's ρ. `declared_epochs` is 0 without a declaration."""
+        """Return the distribution of a job's ρ in its present state. `declared_epochs` is 0 for a job without a
+        declaration."""
         done = _done(now)
         most = _most(done, declared_epochs)
         if self._network is not None:
@@ -273,7 +276,7 @@ class BetaProgress:
 
 
 def at_least(progress: Progress, epochs: float) -> Progress:
-    """Return the progress with at least `epochs` remaining epochs. If `epochs` is NaN nothing is changed."""
+    """Return the progress with its remaining epochs raised to at least `epochs`; unchanged if `epochs` is NaN."""
     if not epochs > progress.beta:
         return progress
     return replace(progress, beta=min(epochs, MAX_EPOCHS), most=max(progress.most, min(epochs, MAX_EPOCHS)))
@@ -285,7 +288,7 @@ def _fitted(moments: Moments, seed: int) -> BetaNetwork:
 
 
 def _concentration(moments: Moments, seed: int) -> float:
-    """Return the largest factor on α and β with which the interval holds often enough. Each half of the jobs is
+    """Return the largest factor on α and β at which the interval covers enough moments. Each half of the jobs is
     predicted by a network that was fitted to the other half."""
     odd = moments.job % 2 == 1
     covered = np.zeros(len(CONCENTRATIONS))
@@ -308,14 +311,14 @@ def _done(now: TrainingState) -> float:
 
 
 def _most(done: float, declared: float) -> float:
-    """Return the largest number of remaining epochs that a running job's declaration allows; infinite without one."""
+    """Return the largest number of remaining epochs by a running job's declaration; infinite without one."""
     if not (math.isfinite(declared) and declared > 0):
         return math.inf
     return min(max(declared - done, LEFT * declared), MAX_EPOCHS)
 
 
 def _inside(job: FinishedJob) -> list[TrainingState]:
-    """Return at most `POINTS` moments of a log, those with 0 < ρ < 1."""
+    """Return at most `POINTS` moments of a finished job's training, all with 0 < ρ < 1."""
     if not 0 < job.epochs <= MAX_EPOCHS:
         return []
     inside = [training for training in job.history if 0 < training.epochs < job.epochs]
@@ -325,8 +328,8 @@ def _inside(job: FinishedJob) -> list[TrainingState]:
 
 
 def _features(training: TrainingState, declared: float) -> list[float]:
-    """Return ONES' five features, the done fraction of the declared epochs, and the log of their number. Unknown ones
-    are NaN."""
+    """Return ONES' five features, the fraction of the declared epochs that is done, and the log of the declared epochs.
+    Unknown features are NaN."""
     first = _finite(training.initial_loss)
     improvement = (first - _finite(training.loss)) / max(abs(first), 1e-9)
     known = math.isfinite(declared) and declared > 0

@@ -1,29 +1,28 @@
 """Time of one optimizer step, from seven parameters of a job (Pollux, OSDI 2021, §3.2).
 
-A step computes for a fixed overhead plus a time for each sample. Then it exchanges gradients, for a time that depends
-on where its n GPUs are. The exchange takes 0 on one GPU, c1 + d1 · (n - 2) inside a node, and c2 + d2 · (n - 2) across
-nodes. The two parts overlap: T = (compute^γ + sync^γ)^(1/γ), from one after the other (γ = 1) to both at once (γ
-large).
+Compute takes a fixed overhead plus a time for each sample. The exchange of gradients (sync) takes no time on one GPU,
+c1 + d1 · (n - 2) on n GPUs of one node, and c2 + d2 · (n - 2) across nodes. The two overlap: T = (compute^γ +
+sync^γ)^(1/γ). At γ = 1 one follows the other, at a large γ they overlap fully.
 
-All parameters are logarithms of ratios: c1 to the job's own step, c2 to c1, and each d to its c. So jobs of any size
-can be compared and can teach each other. For example, a job with a long exchange inside a node has a long one across
-nodes. d / c is small if gradients go around in a ring, since each GPU then sends 2 · (n - 1) / n times their bytes.
+Most parameters are logarithms of ratios: c1 to the job's own step, c2 to c1, and each d to its c. So the parameters of
+small and large jobs are comparable, and one job's give a prior for another's. For example, a job with a long exchange
+inside a node has a long one across nodes. d / c is small in a ring all-reduce, in which each GPU sends 2 · (n - 1) / n
+times the gradients' bytes.
 
-If a training strategy reports the bytes that each rank sends in a step (`layout`), c1 is the time of a gigabyte inside
-a node. c2 / c1 is the ratio of that time between nodes to that inside a node. The exchange takes bytes times the time
-of a byte. So the exchange at an untried size follows from the bytes there. Link speeds learned from one job hold for
-all jobs whose bytes are known.
+If the bytes that each rank sends in a step are known (`StepLayout`), c1 is the time to send a gigabyte inside a node.
+c2 is this time between nodes. The exchange then takes bytes times the time of a byte, so it can be predicted at an
+untried size. Link speeds learned from one job hold for all jobs whose bytes are known.
 
 The parameters of many jobs are fitted at once (`fit_all`), with their uncertainty. A job's measurements are noisy step
-times at a few sizes, and no formula is exact: log T = model + misfit + noise. Misfits at similar sizes are similar (a
-Gaussian process). So a job that is slower than the formula at one batch is expected to be slower at the next one, too.
-Other jobs teach the prior of the parameters (`hierarchy`). Damped Gauss-Newton finds the most likely parameters of all
-jobs in the same few numpy calls. Their covariance is that of the linearised model.
+times at a few sizes, and no formula is exact: log T = model + misfit + noise. Misfits at similar sizes are correlated
+(a Gaussian process). So a job that is slower than the formula at one batch is expected to be slower at a similar batch.
+The prior of the parameters comes from other jobs (`hierarchy`). Damped Gauss-Newton finds the most likely parameters of
+all jobs in a few numpy calls. Their covariance is that of the linearised model.
 
 **Layout.** A job reports, for each number of GPUs, how samples are split and how many bytes a rank sends. The bytes
 come from the strategy's formula (`ones_wrapper.protocol.limits.SizeLimits`), or from the gradients of a plain
-data-parallel job. Only the speed of the links remains to be learned, from one job at one size, for all jobs whose bytes
-are known. If a job reports no bytes, its exchange is learned only from its own measurements.
+data-parallel job. Then only the speed of the links must be learned, and one job at one size suffices for all jobs whose
+bytes are known. The exchange of a job that reports no bytes is learned without them.
 """
 
 from __future__ import annotations
@@ -40,55 +39,55 @@ from slurm_ones.policy.contract import Bools, Floats, Ints
 
 GIGABYTE = 1e9
 NOTHING = 1e-12
-"""Number of gigabytes that stands for 0, so that it has a logarithm."""
+"""Number of gigabytes used in place of 0, which has no logarithm."""
 NONE = float(np.log(NOTHING))
 """Log of `NOTHING`."""
 LATENCY_GB = 0.005
-"""Latency of an exchange, as the number of gigabytes that could be sent in this time: half a millisecond at 10 GB/s."""
+"""Latency of an exchange, as the gigabytes that could be sent in that time: half a millisecond at 10 GB/s."""
 ANY_LOCAL = 2.0**31
-"""Largest number of samples per forward pass of a job that has not reported one."""
+"""Largest local batch of a job that has not reported one."""
 
 
 @dataclass(frozen=True, eq=False)
 class StepLayout:
-    """Split of samples and bytes sent, one row for each number of GPUs, ascending. A plain data-parallel job has no
-    rows."""
+    """Split of a step's samples and of its traffic, with a row for each number of GPUs, ascending. A plain
+    data-parallel job has no rows."""
 
     max_local: float = ANY_LOCAL
-    """Largest number of samples per forward pass of a replica; `local` may be lower."""
+    """Largest number of samples in one forward pass of a replica, at every number of GPUs."""
     gpus: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     replicas: Floats = field(default_factory=lambda: np.zeros(0))
     local: Floats = field(default_factory=lambda: np.zeros(0))
-    """Largest number of samples per forward pass of a replica, by row."""
+    """Largest number of samples in one forward pass of a replica, by row; at most `max_local`."""
     replica_gb: Floats = field(default_factory=lambda: np.zeros(0))
-    """Gigabytes that a rank sends inside its replica for each sample of the replica, by row."""
+    """Gigabytes that a rank sends inside its replica for each sample of this replica, by row."""
     data_gb: Floats = field(default_factory=lambda: np.zeros(0))
     """Gigabytes that a rank sends to other replicas in a step, by row."""
     gradient_gb: float = 0.0
-    """Size of all gradients of a job without rows, in gigabytes; 0 if unknown."""
+    """Size of all gradients, in gigabytes, of a job without rows; 0 if unknown."""
 
     @cached_property
     def wired(self) -> bool:
-        """True if the job reports the bytes that are sent, for every number of GPUs above one."""
+        """True if the bytes that a rank sends are known for each number of GPUs above one."""
         if not len(self.gpus):
             return self.gradient_gb > 0
         several = self.gpus > 1
         return bool(several.any()) and bool((self.replica_gb + self.data_gb)[several].all())
 
     def split(self, gpus: Floats) -> tuple[Floats, Floats]:
-        """Return the number of replicas, and the largest number of samples per forward pass of a replica, on these
-        numbers of GPUs."""
+        """Return two arrays for these numbers of GPUs: the number of replicas, and the largest number of samples in one
+        forward pass of a replica."""
         if not len(self.gpus):
             return gpus, np.full(np.shape(gpus), self.max_local)
         row, there = self._rows(gpus)
         return np.where(there, self.replicas[row], gpus), np.where(there, self.local[row], self.max_local)
 
     def sent(self, nodes: Floats, gpus: Floats, batches: Floats) -> tuple[Floats, Floats]:
-        """Return two logarithms: of the gigabytes that a rank sends in a step inside its node, and of those to other
+        """Return the logarithms of the gigabytes that a rank sends in a step: to GPUs of its own node, and to other
         nodes.
 
-        Traffic inside a replica stays in the node if nodes hold whole replicas. In a ring of n ranks each rank sends 2
-        (n - 1) / n times the gradients.
+        Traffic inside a replica stays inside a node if no replica spans several nodes. In a ring all-reduce of n ranks
+        each rank sends 2 (n - 1) / n times the gradients.
         """
         if not len(self.gpus):
             ring = np.log(self.gradient_gb * 2.0 * (gpus - 1.0) / gpus + LATENCY_GB)
@@ -103,8 +102,8 @@ class StepLayout:
         return np.log(np.maximum(within + between - outside, NOTHING)), np.log(np.maximum(outside, NOTHING))
 
     def _rows(self, gpus: Floats) -> tuple[Ints, Bools]:
-        """Return the row for each number of GPUs, or else of the next higher number; and True if the row is for this
-        number."""
+        """Return the row of each number of GPUs, with True. A number without a row gets the row of the next higher
+        number, with False."""
         row = np.minimum(np.searchsorted(self.gpus, gpus), len(self.gpus) - 1)
         there: Bools = self.gpus[row] == gpus
         return row, there
@@ -135,46 +134,51 @@ def layout_of(spec: Spec | None) -> StepLayout:
 
 
 SPEED, OVERHEAD, INSIDE, INSIDE_EACH, ACROSS, ACROSS_EACH, OVERLAP = range(7)
-"""Indices of the parameters. SPEED is the log of one GPU's samples/s at the reference local batch, OVERHEAD the logit
-of the overhead's share of this reference step. The others are logs: of c1 relative to the reference step, of d1 and c2
-relative to c1, of d2 relative to c2, and of γ - 1."""
+"""Indices of the parameters. A reference step is one GPU's step at the reference local batch.
+
+- SPEED: log of the samples/s of a reference step.
+- OVERHEAD: logit of the fixed overhead's share of a reference step.
+- INSIDE: log of c1, relative to a reference step; INSIDE_EACH: log of d1 / c1.
+- ACROSS: log of c2 / c1; ACROSS_EACH: log of d2 / c2.
+- OVERLAP: log of γ - 1.
+"""
 PARAMETERS = 7
 LOWEST = np.array([-60.0, -8.0, -16.0, -12.0, -6.0, -12.0, -3.0])
 HIGHEST = np.array([60.0, 4.0, 12.0, 3.0, 6.0, 3.0, np.log(9.0)])
-"""Largest value of each parameter."""
+"""Largest value of each parameter; `LOWEST` has the smallest."""
 NO_SYNC = -60.0
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes and batches whose step time is asked for. All arrays have the same shape."""
+    """Sizes and batches at which step times are computed. All arrays have the same shape."""
 
     local: Floats
-    """Log of the samples per GPU and step, relative to the reference local batch."""
+    """Log of the samples per GPU and step, divided by the reference local batch."""
     passes: Floats
-    """Number of forward passes per step; above 1 if a GPU's samples do not fit at once."""
+    """Number of forward passes per step: above 1 if a GPU's samples do not fit into its memory at once."""
     gpus: Floats
     across: Floats
     """1 if the GPUs are on several nodes, else 0."""
     wired: Floats
-    """1 if the bytes that a rank sends are reported, else 0."""
+    """1 if the bytes that a rank sends are known, else 0."""
     inside: Floats
     outside: Floats
-    """Log of the gigabytes that a rank sends to other nodes; `inside` is the same for its own node. Both are divided by
-    the reference local batch, because a step at this batch is the unit of time."""
+    """Log of the gigabytes that a rank sends to other nodes, divided by the reference local batch. `inside` is the same
+    for other GPUs of its own node."""
 
     def each(self, change: Callable[[Floats], Floats]) -> Sizes:
-        """Return the sizes after applying a function to each array."""
+        """Return a copy with `change` applied to each array."""
         return Sizes(*map(change, vars(self).values()))
 
     @staticmethod
     def together(all_: Sequence[Sizes], join: Callable[[list[Floats]], Floats]) -> Sizes:
-        """Join several `Sizes` into one: `join` is applied to each array's values."""
+        """Join several `Sizes` into one: `join` gets the list of each array's values."""
         return Sizes(*(join([getattr(one, field.name) for one in all_]) for field in fields(Sizes)))
 
 
 def padded(rows: Sequence[Floats], fill: float = 1.0) -> Floats:
-    """Return rows of different lengths as one array; short rows end in `fill`."""
+    """Stack rows of different lengths into one array. Short rows are filled up with `fill`."""
     found: Floats = np.full((len(rows), max(map(len, rows))), fill)
     for j, row in enumerate(rows):
         found[j, : len(row)] = row
@@ -182,8 +186,10 @@ def padded(rows: Sequence[Floats], fill: float = 1.0) -> Floats:
 
 
 def sizes(nodes: Floats, gpus: Floats, batches: Floats, reference: float | Floats, layout: StepLayout = PLAIN) -> Sizes:
-    """Return the sizes of `gpus` GPUs in total on `nodes` nodes, at each global batch. `reference` is the job's
-    reference local batch. For J jobs the arrays have J rows, and `reference` is (J, 1)."""
+    """Return `Sizes` for `gpus` GPUs in total on `nodes` nodes, at each global batch.
+
+    `reference` is the job's reference local batch. For J jobs the arrays have J rows, and `reference` has shape (J, 1).
+    """
     gpus, batches = np.maximum(gpus, 1.0), np.maximum(batches, 1.0)
     local = batches / gpus
     replicas, most = layout.split(gpus)
@@ -197,20 +203,21 @@ def sizes(nodes: Floats, gpus: Floats, batches: Floats, reference: float | Float
 
 
 def log_step(parameters: Floats, at: Sizes, reference: Floats) -> Floats:
-    """Return the log of a step's seconds. `parameters` (…, 7) and `reference` (…) are broadcast against `at` (…, P)."""
+    """Return the log of a step's seconds (…, P) at the sizes `at` (…, P). `parameters` are (…, 7), `reference` is
+    (…)."""
     compute, sync, gamma, _, _ = _parts(parameters, at)
     total = np.maximum(compute, sync) + np.log1p(np.exp(-gamma * np.abs(compute - sync))) / gamma
     return np.log(reference) - parameters[..., SPEED, None] + total
 
 
 def log_compute(parameters: Floats, at: Sizes) -> Floats:
-    """Return the log of a step's compute time relative to the reference step. A step takes at least its compute
-    time."""
+    """Return the log of a step's compute time, divided by the time of a reference step. A step takes at least its
+    compute time."""
     return _parts(parameters, at)[0]
 
 
 def log_step_and_slopes(parameters: Floats, at: Sizes, reference: Floats) -> tuple[Floats, Floats]:
-    """Return `log_step` (…, P), and its derivative with respect to each parameter (…, P, 7)."""
+    """Return `log_step` (…, P), and its derivatives with respect to the parameters (…, P, 7)."""
     compute, sync, gamma, share, beyond = _parts(parameters, at)
     total = np.maximum(compute, sync) + np.log1p(np.exp(-gamma * np.abs(compute - sync))) / gamma
     of_compute = 1.0 / (1.0 + np.exp(np.minimum(np.maximum(gamma * (sync - compute), -50.0), 50.0)))
@@ -228,9 +235,11 @@ def log_step_and_slopes(parameters: Floats, at: Sizes, reference: Floats) -> tup
 
 
 def _parts(parameters: Floats, at: Sizes) -> tuple[Floats, Floats, Floats, Floats, Floats]:
-    """Return five arrays: log of compute, log of sync, γ, the overhead's share of the reference step, and the
-    additional sync. The two logs are relative to the reference step. The additional sync is that of GPUs beyond the
-    second, relative to the sync of two GPUs."""
+    """Return five arrays: log compute, log sync, γ, the overhead's share of a reference step, and the growth of sync.
+
+    Compute and sync are relative to a reference step. The growth is the sync of the GPUs beyond the second, divided by
+    the sync of two GPUs.
+    """
     share = 1.0 / (1.0 + np.exp(-parameters[..., OVERHEAD, None]))
     compute = np.log(share * at.passes + (1.0 - share) * np.exp(at.local))
     first = parameters[..., INSIDE, None] + at.across * parameters[..., ACROSS, None]
@@ -253,13 +262,13 @@ def _outside(parameters: Floats, at: Sizes) -> Floats:
 
 
 MISFIT = 0.15
-"""Standard deviation of the misfit: the part of log step time that no choice of parameters explains."""
+"""Standard deviation of the misfit: the part of log step time that the formula cannot explain with any parameters."""
 NOISE = 0.07
 """Standard deviation of the noise in one measurement of log step time."""
 ALIKE_GPUS = 1.0
 ALIKE_LOCAL = 1.5
-"""Correlation lengths of the misfit, in logs of GPUs and of samples per GPU. If one of the two numbers differs by a
-factor of e^length, the correlation is 1/e."""
+"""Correlation lengths of the misfit: `ALIKE_GPUS` in log GPUs, `ALIKE_LOCAL` in log samples per GPU. Between sizes that
+differ by one length, the correlation is 1/e."""
 ITERATIONS = 12
 
 
@@ -293,7 +302,8 @@ def _cautious() -> Prior:
 
 
 CAUTIOUS = _cautious()
-"""Prior before any job has measured. With it one GPU trains one sample per second, so an unknown job counts as long."""
+"""Prior before any job has measured. It expects one sample per second on one GPU, so all unknown jobs are expected to
+be equally fast."""
 
 
 def _wired() -> Prior:
@@ -306,24 +316,24 @@ def _wired() -> Prior:
 
 
 WIRED = _wired()
-"""Prior before any job has measured, for jobs that report the bytes that they send."""
+"""Prior before any job has measured, for jobs whose sent bytes are known."""
 
 
 @dataclass(frozen=True)
 class Points:
-    """Measurements of one job, one for each pair of size and batch; arrays are (P,)."""
+    """Measurements of one job, combined for each pair of size and batch. Arrays are (P,)."""
 
     at: Sizes
     log_step: Floats
     """Log of the measured seconds of a step."""
     count: Floats
-    """Weight of each point, as a number of measurements. It is below 1 while the point is unproven (see
-    `throughput`)."""
+    """Weight of each point, as a number of measurements. It is below 1 as long as the job has not run long at this size
+    (see `throughput`)."""
 
 
 @dataclass(frozen=True)
 class Fit:
-    """Posterior of one job's parameters after its measurements."""
+    """Posterior of one job's parameters, given its measurements."""
 
     points: Points
     reference: float
@@ -332,11 +342,11 @@ class Fit:
     covariance: Floats
     """(7, 7) covariance of the parameters."""
     misfit: Floats
-    """(P,) product of `weights` and the points' residuals, from which predictions are made."""
+    """(P,) product of `weights` and the residuals of the points. Predictions of the misfit at other sizes use it."""
     slopes: Floats
-    """(P, 7) derivatives of log step time with respect to the parameters, at the points."""
+    """(P, 7) derivatives of log step time with respect to the parameters, at each point."""
     weights: Floats
-    """(P, P) inverse of the covariance of misfit and noise together."""
+    """(P, P) inverse of the covariance of misfit plus noise."""
 
 
 def correlated(one: Sizes, other: Sizes) -> Floats:
@@ -351,7 +361,7 @@ def correlated(one: Sizes, other: Sizes) -> Floats:
 
 
 def fit_all(jobs: Sequence[tuple[Points, float, Prior]]) -> list[Fit]:
-    """Return the fit of each job. A job is given by its points, its reference local batch and its prior."""
+    """Return the fit of each job. A job is given as (points, reference local batch, prior)."""
     if not jobs:
         return []
     every = [points for points, _, _ in jobs]
@@ -384,7 +394,7 @@ def fit_all(jobs: Sequence[tuple[Points, float, Prior]]) -> list[Fit]:
 
 
 def _search(mean: Floats, precision: Floats, at: Sizes, reference: Floats, measured: Floats, weights: Floats) -> Floats:
-    """Return the least-squares parameters (J, 7), by Gauss-Newton with separate damping for each job."""
+    """Return the most likely parameters (J, 7), found by Gauss-Newton with separate damping for each job."""
 
     def cost(parameters: Floats) -> Floats:
         off = measured - log_step(parameters, at, reference)

@@ -2,19 +2,19 @@
 
 ONES (§3.2) interpolates between the means of the last five measurements at each size. Here a model of the step time
 (`step_time`, after Pollux) is fitted to all of a job's measurements together. So an untried size is predicted from
-tried ones, with the uncertainty that this has. A measured size is predicted as measured.
+measured ones, with an uncertainty. The prediction at a measured size is close to its measurements.
 
-A job's user reports its measurements, so three rules bound what they can do in decisions:
+Measurements come from users' jobs and may be false, so three rules limit their influence:
 
-- A measurement at a size counts more the longer the run has lasted at this size, by Slurm's clock. The noise gets a
-  further standard deviation of `UNPROVEN` · exp(-t / `PROVEN_S`) after t seconds, in the logarithm. So the variance of
-  n new measurements is NOISE² / n + UNPROVEN² exp(-2t / PROVEN_S).
-- No size is faster per GPU than the smallest measured size, at the same samples per GPU. With compute time c in the
-  model, a step on n ≥ n₀ GPUs takes at least T(n₀) · c(n) / c(n₀), less the tolerance `LINEAR`. Scaling beyond linear
-  can only be noise.
-- If enough jobs of other users are known (`peers`), no size is faster than they make plausible: `PEERS_BEYOND` standard
-  deviations above their expectation. If the job claims more at its smallest size, its speeds at all sizes are scaled
-  down by the excess.
+- The longer a job has run at a size, by Slurm's clock, the more a measurement at this size counts. After t seconds, log
+  step time has a further standard deviation of `UNPROVEN` · exp(-t / `PROVEN_S`). So the variance of n new measurements
+  is NOISE² / n + UNPROVEN² exp(-2t / PROVEN_S).
+- At the same samples per GPU, no size is faster per GPU than the smallest measured size n₀. A step on n ≥ n₀ GPUs takes
+  at least T(n₀) · c(n) / c(n₀), less the tolerance `LINEAR`; c is the model's compute time. Scaling beyond linear can
+  only be noise.
+- If enough similar jobs of other users are known (`peers`), no size is faster than what they make plausible:
+  `PEERS_BEYOND` standard deviations above the speed expected from them. If a job reports a higher speed at its smallest
+  size, its speeds at all sizes are scaled down by the same factor.
 """
 
 from __future__ import annotations
@@ -51,26 +51,26 @@ from slurm_ones.learn.step_time import (
 from slurm_ones.policy.contract import Floats, Ints
 
 LAST = 5
-"""Number of measurements kept at each shape and batch, the last ones (ONES)."""
+"""Number of measurements kept at each pair of shape and batch, the newest (as in ONES)."""
 MOST_POINTS = 16
-"""Largest number of pairs of shape and batch in a fit: those measured last."""
+"""Largest number of pairs of shape and batch to which a model is fitted, the ones measured last."""
 ODD = math.log(2.0)
-"""Largest log ratio between a measurement and the median at its size. A measurement beyond it (a stall, or a clock
+"""Largest log ratio between a measurement and the median at its size. A measurement further away (a stall, or a clock
 jump) is dropped."""
 ABSURD = 1e12
-"""Largest samples/s and batch that are accepted."""
+"""Largest value of samples/s, batch and counts in an accepted measurement."""
 LONGEST = 27.0
 """Bound on the absolute value of the log of a step's seconds."""
 MOST_DOUBT = 2.0
 """Largest standard deviation of log throughput that is returned."""
 UNPROVEN, PROVEN_S = 0.25, 300.0
 LINEAR = 0.2
-"""Log of the factor by which scaling may seem better than linear, because of the noise in two measurements."""
+"""Log of the factor by which scaling may exceed linear scaling, because two noisy measurements are compared."""
 PEERS_BEYOND = 2.0
 
 
 def believable(point: ThroughputPoint) -> bool:
-    """Tell whether every value of the measurement is finite, positive and below its limit."""
+    """Tell whether every number of the measurement is finite and within limits."""
     counts = (point.shape.nodes, point.shape.gpus_per_node, point.batch)
     return (
         math.isfinite(point.time)
@@ -80,8 +80,8 @@ def believable(point: ThroughputPoint) -> bool:
 
 
 def reference_of(measured: Iterable[ThroughputPoint], base_batch: int | None, max_local: float) -> float:
-    """Return the reference local batch of a job: its base batch, if one GPU can hold it, or else the most that one GPU
-    can. Without a base batch, the mean measured local batch."""
+    """Return a job's reference local batch: its base batch, or the largest local batch if that is smaller. Without a
+    base batch, return the mean measured local batch."""
     if base_batch is not None and base_batch >= 1:
         return max(min(float(base_batch), max_local), 1.0)
     locals_ = [point.batch / point.shape.gpus for point in measured if believable(point)]
@@ -94,11 +94,9 @@ def points_of(
     layout: StepLayout = PLAIN,
     ran: Mapping[tuple[int, int], float] | None = None,
 ) -> Points:
-    """Return a job's measurements, combined for each pair of size and batch. Measurements that are not plausible are
-    left out.
+    """Return a job's measurements, combined for each pair of size and batch. Implausible measurements are left out.
 
-    `ran` are the seconds for which the job has run, by number of nodes and of GPUs. Without `ran` each size counts as
-    proven.
+    `ran` holds the seconds that the job has run on each (nodes, GPUs). Without it, measurements count fully.
     """
     kinds: dict[tuple[int, int, int], list[float]] = {}
     for point in sorted(filter(believable, measured), key=lambda point: point.time):
@@ -127,14 +125,15 @@ def _typical(logs: list[float]) -> tuple[float, int]:
 
 
 def moved(fit: Fit, by: Floats) -> Fit:
-    """Return the fit with `by` (7,) added to its parameters, and the measurements changed to match."""
+    """Return the fit with `by` (7,) added to its parameters. Its measurements change as predicted by the new
+    parameters."""
     parameters, points, reference = fit.parameters + by, fit.points, np.float64(fit.reference)
     longer = log_step(parameters, points.at, reference) - log_step(fit.parameters, points.at, reference)
     return replace(fit, parameters=parameters, points=replace(points, log_step=points.log_step + longer))
 
 
 class MeasuredThroughput:
-    """`ThroughputModel` of one job; its results are finite whatever was measured."""
+    """`ThroughputModel` of one job. Its results are finite even if measurements are absurd."""
 
     def __init__(
         self, fit: Fit, layout: StepLayout = PLAIN, peers: Prior | None = None, widths: tuple[float, float] = (1.0, 1.0)
@@ -144,18 +143,19 @@ class MeasuredThroughput:
         self.widths = widths
         """Calibration factors on the predicted standard deviation: inside a node, and across nodes."""
         self.peers: MeasuredThroughput | None = None
-        """Model of the speed that other users' jobs of the same spec make plausible; None if they are too few."""
+        """Model from other users' jobs of the same spec, which bounds the job's speed; None if there are too few."""
         if peers is not None:
             expected = fit_all([(points_of((), fit.reference), fit.reference, peers)])[0]
             self.peers = MeasuredThroughput(expected, layout)
         self.believed = self._believed()
-        """Factor on the job's speed at all sizes: plausible speed over claimed speed, at the smallest measured size.
+        """Factor on the job's reported speed at all sizes: the plausible speed at its smallest measured size divided by
+        the reported speed there, at most 1.
 
-        One factor is stricter than a bound at each size. Such a bound is loose at many GPUs, since the peers' speed
-        there is less certain. A false claim could then seem to scale better than the peers do.
+        One factor for all sizes is stricter than a bound at each size. The peers' speed on many GPUs is less certain,
+        so a bound is loose there. A job with false reports could then seem to scale better than its peers.
         """
         self.apart: Floats = np.zeros(PARAMETERS)
-        """(7,) direction in which the parameters are uncertain in addition. Its length is one standard deviation, at
+        """(7,) additional uncertainty of the parameters, along this direction. Its length is one standard deviation, at
         every size."""
 
     def _believed(self) -> float:
@@ -169,8 +169,8 @@ class MeasuredThroughput:
         return min(most * math.exp(log_step) / batch, 1.0)
 
     def moved(self, by: Floats, doubt: Floats) -> MeasuredThroughput:
-        """Return the model on other hardware: `by` (7,) is added to the parameters, and `doubt` (7,) to their
-        uncertainty. The job's measurements do not reduce this doubt."""
+        """Return the model on another kind of GPU: `by` (7,) is added to the parameters, and `doubt` (7,) to their
+        uncertainty. The job's measurements do not reduce this uncertainty."""
         found = copy(self)
         found.__dict__.pop("_alone", None)
         found.fit, found.apart = moved(self.fit, by), doubt
@@ -179,14 +179,14 @@ class MeasuredThroughput:
 
     @classmethod
     def of(cls, measured: Iterable[ThroughputPoint] = (), prior: Prior = CAUTIOUS) -> MeasuredThroughput:
-        """Return the model of a job from these measurements and the prior only."""
+        """Return a job's model from these measurements and this prior, without a spec."""
         measured = list(measured)
         reference = reference_of(measured, None, ANY_LOCAL)
         return cls(fit_all([(points_of(measured, reference), reference, prior)])[0])
 
     @classmethod
     def together(cls, models: Sequence[MeasuredThroughput]) -> MeasuredThroughputs:
-        """Combine models into one for many jobs; its arrays have one row for each model."""
+        """Combine models of several jobs into one; its arrays have a row for each model."""
         return MeasuredThroughputs(models)
 
     def throughput(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
@@ -194,11 +194,12 @@ class MeasuredThroughput:
         return self._alone.throughput(*_as_row(nodes, gpus, batches)).reshape(np.shape(gpus))
 
     def uncertainty(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
-        """Return the relative standard deviation of `throughput`, from the uncertainty of parameters and misfit."""
+        """Return the standard deviation of `throughput` divided by `throughput`, due to parameters and misfit."""
         return self._alone.uncertainty(*_as_row(nodes, gpus, batches)).reshape(np.shape(gpus))
 
     def plausible(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
-        """Return the highest samples/s that this model makes plausible."""
+        """Return the highest plausible samples/s: `throughput` plus `PEERS_BEYOND` standard deviations of its
+        logarithm."""
         return self._alone.plausible(*_as_row(nodes, gpus, batches)).reshape(np.shape(gpus))
 
     @cached_property
@@ -211,7 +212,7 @@ def _as_row(*arrays: Ints) -> Iterator[Ints]:
 
 
 class MeasuredThroughputs:
-    """Models of J jobs that answer in one call: each array is (J, Q), one row for each job."""
+    """Models of J jobs that predict in one call. Each array is (J, Q), with a row for each job."""
 
     def __init__(self, models: Sequence[MeasuredThroughput]) -> None:
         fits = [model.fit for model in models]
@@ -252,8 +253,8 @@ class MeasuredThroughputs:
         return self.throughput(nodes, gpus, batches) * np.exp(PEERS_BEYOND * deviation)
 
     def _linear(self, at: Sizes) -> Floats:
-        """Return the smallest log seconds of a step that linear scaling from the smallest measured size allows; -inf up
-        to that size. Only jobs with measurements have a row."""
+        """Return the smallest log step time at each size, by linear scaling from the job's smallest measured size; -inf
+        for sizes not above it. Only jobs with measurements have a row."""
         rows = [j for j, _ in self._first]
         anchor = self._points.each(lambda values: np.array([[values[j, p]] for j, p in self._first]))
         here, parameters = at.each(lambda values: values[rows]), self._parameters[rows]
@@ -264,7 +265,7 @@ class MeasuredThroughputs:
         return np.sqrt(np.expm1(self.variance(self._at(nodes, gpus, batches))))
 
     def log_step(self, at: Sizes) -> Floats:
-        """Return the log seconds of a step at each of the sizes (J, Q)."""
+        """Return the log of a step's seconds at each size (J, Q)."""
         step = log_step(self._parameters, at, self._reference)
         if self._first:
             step = step + np.einsum("jqp,jp->jq", correlated(at, self._points), self._misfit)
@@ -302,5 +303,6 @@ class MeasuredThroughputs:
 
 
 def _first(known: Points) -> int:
-    """Return the index of the smallest measured size; of several batches there, the batch measured most often."""
+    """Return the index of the point at the smallest measured size. If it has several batches, take the one measured
+    most often."""
     return int(np.lexsort((-known.count, known.at.gpus))[0])

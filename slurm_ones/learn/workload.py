@@ -19,7 +19,7 @@ HOUR_S = 3600.0
 
 @dataclass(frozen=True)
 class Spread:
-    """Median and 90th percentile of some quantity over jobs."""
+    """Median and 90th percentile of a quantity over jobs."""
 
     median: float
     most: float
@@ -46,36 +46,36 @@ class Namesakes:
 
 @dataclass(frozen=True)
 class PastWorkload:
-    """Summary of the ended jobs that were submitted in a span of time. Times are in seconds."""
+    """Summary of the ended jobs that were submitted in a span of time. Fields ending in `_s` are in seconds."""
 
     jobs: int
     gpu_jobs: int
-    """Number of jobs that got GPUs. All later fields except `states` are of these jobs only, or of all jobs if none got
-    GPUs."""
+    """Number of jobs that got GPUs. All further fields except `states` are about these jobs, or about all jobs if none
+    got GPUs."""
     first: float
     last: float
-    """Time of the last submission (`first`: of the first one), Unix seconds."""
+    """Unix time of the last submission; `first` is that of the first."""
     per_hour: float
     """Mean number of jobs submitted per hour."""
     busiest_hour: int
     """Hour of the day, in local time, with the most submissions."""
     busiest_per_hour: float
-    """Mean number of jobs submitted in that hour of a day."""
+    """Mean number of jobs submitted in the busiest hour of a day."""
     run_s: Spread | None
-    """Total time of each job's runs; only jobs that started."""
+    """Total run time of each job that started, over all its runs."""
     wait_s: Spread | None
     """Time from each job's submission to its first start."""
     gpus: Spread | None
     gpu_hours: float
     restarted: int
-    """Number of jobs that ran more than once."""
+    """Number of jobs with more than one run."""
     states: dict[str, int]
     namesakes: tuple[Namesakes, ...]
-    """Namesakes that used the most GPU time, the largest first. Without GPUs, those that used the most run time."""
+    """Groups of namesakes that used the most GPU time (without GPUs: run time), the largest first."""
 
 
 def script(user: str, name: str) -> tuple[str, str]:
-    """Return the user and the job's name without a number at its end. Jobs that agree in both mostly run the same
+    """Return the user, and the job's name without a number at its end. Jobs with equal results mostly run the same
     script."""
     return user, re.sub(r"[-_.]?\d+$", "", name) or name
 
@@ -123,23 +123,23 @@ def _namesakes(past: Sequence[PastJob], most: int) -> tuple[Namesakes, ...]:
 
 
 LIFE_S = 4 * 3600.0
-"""Expected time, in seconds, until a guest is preempted, before any guest was observed."""
+"""Expected seconds until a guest is preempted, before any guest was observed."""
 PRIOR_EVENTS = 0.25
-"""Weight of the prior `LIFE_S`, as a number of preemptions; a few observed ones outweigh it."""
+"""Weight of the prior `LIFE_S`, as a number of preemptions. One observed preemption already outweighs it."""
 HOUR_EVENTS = 2.0
-"""Weight of the partition's overall rate as the prior of each hour of the day, as a number of preemptions."""
+"""Weight of a partition's overall rate in the rate of each hour of the day, as a number of preemptions."""
 KNOWN_S = 14 * 86400.0
-"""Age, in seconds, beyond which observed guests no longer count."""
+"""Largest age, in seconds, of an observed run of a guest."""
 HOURS = 24
 
 
 class GuestLives:
-    """Preemptions per second of a running guest, by partition and hour of the day.
+    """Rate at which running guests are preempted (1/s), by partition and hour of the day.
 
-    Preemptions are modelled as a Poisson process with a gamma prior on its rate, so the mean rate is (prior +
-    preemptions) over (prior + seconds run). The prior of a partition is one preemption in `LIFE_S`. The prior of an
-    hour of the day is the partition's overall rate. Hours differ because people ask for more GPUs by day than by night.
-    The data are the guests that ran in the last `KNOWN_S` seconds, from the database.
+    Preemptions are a Poisson process with a gamma prior on its rate. So the mean rate is (prior preemptions +
+    preemptions) / (prior seconds + seconds run). The prior of a partition is one preemption in `LIFE_S` seconds, and
+    the prior of each of its hours is the rate over all hours. Hours differ because users request more GPUs by day than
+    by night. The data are the guests' runs of the last `KNOWN_S` seconds.
     """
 
     def __init__(self, runs: Iterable[GuestRun] = (), now: float = 0.0) -> None:
@@ -154,7 +154,7 @@ class GuestLives:
             self._taken[run.partition, last] += run.preempted
 
     def rate(self, partition: str, now: float) -> float:
-        """Return the preemptions per second expected for a guest in this partition at this time of day."""
+        """Return the expected preemptions per second of a guest in this partition at this time of day."""
         taken = sum(count for (name, _), count in self._taken.items() if name == partition)
         ran_s = sum(seconds for (name, _), seconds in self._ran_s.items() if name == partition)
         mean = (PRIOR_EVENTS + taken) / (PRIOR_EVENTS * LIFE_S + ran_s)
