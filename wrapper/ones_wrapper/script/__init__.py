@@ -1,1 +1,1 @@
-"""Checks of a script's code besides its loop, and of state that a resize would lose."""
+"""Checks of a script's code outside its loop, and of state that a resize would lose."""

@@ -1,7 +1,7 @@
-"""Distinguish a script that asks for its batches ahead from one that left a batch out.
+"""Distinction between a script that fetches batches ahead and a script that left out a batch.
 
-Both ask for a second batch before a backward pass. A script that asks ahead then trains on the earlier batch; a script
-that left a batch out trains on the later batch. The model's inputs show which.
+Both request a second batch before a backward pass. A script that fetches ahead then trains on the first batch; a script
+that left out a batch trains on the second. The model's inputs show which.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ UNCLEAR = (
 
 
 class AskedAhead:
-    """Watches the model's inputs until they show which of two batches the script trains on."""
+    """Hook on the model that finds out which of two batches the script trains on."""
 
     def __init__(
         self, model: torch.nn.Module, held: Any, asked: Any, trained: Callable[[], bool], left_out: Callable[[], None]
     ) -> None:
-        """`held` is the script's earlier batch, `asked` the batch that it now gets. `trained` returns True after a
-        backward pass. `left_out` is called before a forward pass on `asked`, which shows that `held` was left out."""
+        """`held` is the first batch, `asked` the second. `trained` returns True after a backward pass. `left_out` is
+        called before a forward pass on `asked`: this shows that the script left out `held`."""
         self._held, self._asked = _tensors(held), _tensors(asked)
         self._trained, self._left_out = trained, left_out
         self._known = self._seen = False
@@ -46,11 +46,11 @@ class AskedAhead:
 
     @property
     def unclear(self) -> bool:
-        """True if a forward pass was made whose inputs did not identify a batch."""
+        """True if there was a forward pass, but its inputs were neither batch."""
         return self._seen and not self._known
 
     def close(self) -> None:
-        """Remove the hooks: the first backward pass was made, or the epoch is over."""
+        """Remove the hooks, after the first backward pass or at the end of the epoch."""
         for hook in self._hooks:
             hook.remove()
         self._held, self._asked = [], []

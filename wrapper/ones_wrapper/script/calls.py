@@ -1,7 +1,8 @@
-"""Checks of the script's calls in training: of collectives, of a second DataLoader, of writing one file on all ranks.
+"""Checks of calls that the script makes in training: collectives, a second DataLoader, and writes of one file on all
+ranks.
 
-Gathering a batch fails if ranks have different numbers of samples: gloo aborts a rank and returns old memory on
-another; NCCL hangs, or reads beyond the tensor.
+A collective that gathers a batch fails if ranks have different numbers of samples. gloo aborts one rank and returns old
+memory on another; NCCL hangs, or reads beyond the tensor.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from ones_wrapper.script.line import frames, is_ours, is_script, line
 from ones_wrapper.script.source import by_rank, names_rank
 
 NAMES = ("all_gather", "all_gather_into_tensor", "all_gather_single", "gather", "all_to_all_single", "all_to_all")
-"""Collectives of torch.distributed that need the same number of rows from all ranks."""
+"""Collectives of torch.distributed in which all ranks must give the same number of rows."""
 _LIBRARIES = ("torch.distributed.fsdp", "torch.distributed.tensor", "torch.distributed.checkpoint", "ones_wrapper.")
 
 MAY = (
@@ -51,12 +52,12 @@ EVERYWHERE = (
 
 
 Look = Callable[[str, tuple[Any, ...], FrameType], None]
-"""Gets a call's name, its arguments and the caller's frame."""
+"""Check that gets a call's name, its arguments and the caller's frame."""
 _WRITERS = ((torch, "save"), (np, "save"), (np, "savez"), (np, "savetxt"))
 
 
 class BatchShares(NamedTuple):
-    """Number of this rank's samples in a pass, compared with other ranks'."""
+    """Number of this rank's samples in the present pass, and `alike`: True if all ranks have the same number."""
 
     samples: int
     alike: bool
@@ -68,8 +69,8 @@ _evaluated = -1
 
 
 def watch(first: FirstSteps, shares: Callable[[], BatchShares | None], gathers: bool) -> None:
-    """Check the script's calls from now on. `shares` returns the ranks' shares of the present pass, None outside of
-    training; with `gathers` they must fit collectives."""
+    """Check the script's calls from now on. `shares` returns the shares of the present pass, or None outside of
+    training. With `gathers`, collectives that gather are checked, too."""
     global _first, _shares
     _first, _shares = first, shares
     looked_at: list[tuple[Any, str, Look]] = [(dist, name, _gathers) for name in NAMES if gathers]
@@ -79,13 +80,14 @@ def watch(first: FirstSteps, shares: Callable[[], BatchShares | None], gathers: 
 
 
 def evaluates(samples: int) -> None:
-    """Note this rank's share of the samples to evaluate on."""
+    """Store the number of samples that this rank evaluates."""
     global _evaluated
     _evaluated = samples
 
 
 def _watched(owner: Any, name: str, look: Look) -> Any:
-    """Return a function that calls `look` before it calls this one; None if there is none, or it does so already."""
+    """Return a function that calls `look` and then `owner.name`; None if that function is missing, or already is such a
+    function."""
     original = getattr(owner, name, None)
     if original is None or hasattr(original, "looked_at"):
         return None
@@ -100,7 +102,7 @@ def _watched(owner: Any, name: str, look: Look) -> Any:
 
 
 def _replace(calls: list[tuple[Any, str, Any]]) -> None:
-    """Put functions in the place of what they watch, which a script may have imported by its name."""
+    """Replace functions by those that watch them, in their modules and in all modules that imported them by name."""
     by_name: dict[str, list[Any]] = {}
     for owner, name, call in calls:
         setattr(owner, name, call)

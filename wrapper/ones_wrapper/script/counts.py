@@ -1,4 +1,4 @@
-"""Counts, best values and collections that a script keeps in plain variables, which no checkpoint holds."""
+"""Search for counts, best values and collections that a script keeps in plain variables, which no checkpoint holds."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from ones_wrapper.script.line import is_script, variables
 from ones_wrapper.script.source import kept, renewed
 
 _FEW, _LONG = 100, 10_000
-"""Longest list or dict whose items are searched for counts, as of a trainer's callbacks, and for tensors."""
+"""Most items of a list or dict that is searched: the first number for counts, the second for tensors."""
 _PLAIN = ("__main__", "types", "argparse")
-"""Modules of classes that may have no methods of the script: its own, SimpleNamespace, Namespace."""
+"""Modules of classes that are searched even if they have no methods of the script, such as SimpleNamespace and
+Namespace."""
 
 
 def counts(
     frames: Iterable[FrameType], models: Iterable[Any], carried: Collection[int], known: Iterable[str]
 ) -> list[str]:
-    """Return the names of numbers that the script's code counts up by a constant or names best: in frames, in objects
-    that frames or models hold, and in their attributes. Objects whose ids are `carried`, and `known` names, are left
-    out."""
+    """Return the names of numbers that the script counts up by a constant, or that are named like a best value.
+    Searched are variables of `frames`, attributes of objects that frames or models hold, and attributes of these
+    attributes. Objects whose ids are in `carried`, and names in `known`, are left out."""
     found, things, shared = [], [*models], set[str]()
     for frame in frames:
         values, names = variables(frame), dict.fromkeys(kept(frame.f_code))
@@ -45,7 +46,7 @@ def counts(
 
 
 def flat(values: Iterable[Any], most: int = _LONG) -> list[Any]:
-    """Return values, with lists and dicts replaced by their items; those of more than `most` items stay whole."""
+    """Return the values, with each list or dict of at most `most` items replaced by its items."""
     found: list[Any] = []
     for one in values:
         inner = isinstance(one, (list, tuple, dict)) and len(one) <= most
@@ -54,12 +55,12 @@ def flat(values: Iterable[Any], most: int = _LONG) -> list[Any]:
 
 
 def attributes(thing: Any) -> dict[str, Any]:
-    """Return an object's own attributes; none of one without a dict."""
+    """Return the attributes in an object's `__dict__`; none if it has no `__dict__`."""
     return getattr(thing, "__dict__", None) or {}
 
 
 def codes(kind: type) -> list[CodeType]:
-    """Return the code of a class's methods, as far as the script has it."""
+    """Return the code of those methods of a class that are in the script."""
     return [code for one in vars(kind).values() if is_script(code := getattr(one, "__code__", None))]
 
 
@@ -68,8 +69,9 @@ def _is_number(value: Any) -> bool:
 
 
 def collected(frames: Iterable[FrameType], carried: Collection[int]) -> dict[str, Any]:
-    """Return lengths of the script's lists, queues and dicts, and states of its random generators, by name. Left out
-    are ids in `carried`, what a loop makes again and again, and lists or queues of numbers in a script's object."""
+    """Return by name the lengths of the script's lists, queues and dicts, and the states of its random generators. Left
+    out are objects whose ids are in `carried`, variables that a loop assigns in each turn, and attributes that are
+    lists or queues of numbers."""
     found = {}
     for frame in frames:
         for name, value in variables(frame).items():
@@ -88,10 +90,10 @@ _HELD: dict[type, Callable[[Any], Any]] = {
     np.random.Generator: lambda one: one.bit_generator.state,
     random.Random: lambda one: one.getstate(),
 }
-"""Functions that tell whether a thing of this type has changed."""
+"""Function for each type, whose result differs once an object of the type was changed."""
 
 
 def _arrays(held: Any) -> bool:
-    """Return False for a list or queue of single numbers."""
+    """Return False if this is a list or queue of single numbers."""
     last = [held[-1]] if type(held) in (list, deque) and held else []
     return not last or any(getattr(one, "ndim", 0) for one in tree_leaves(last))

@@ -1,6 +1,6 @@
-"""Checks in a run's first steps, which find state that the first resize would lose.
+"""Checks in the first steps of a run, which find state that the first resize would lose.
 
-Rank 0 logs each finding once, with the script's line and a remedy. Training goes on.
+Rank 0 logs each finding once, with a line of the script and a remedy. Training continues.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from ones_wrapper.script.line import frames, is_script, line, place, variables
 from ones_wrapper.script.optimizers import INNER, shown, stepper
 
 LOOK = 20
-"""Number of a run's first steps that are checked for gradients which no optimizer used."""
+"""Number of first steps in which the script is checked for gradients that no optimizer used."""
 FORGOTTEN_AT = 2
-"""Step after which the script's objects are searched; by then objects made late in the loop's first turn exist."""
+"""Step after which the script's objects are searched: also those that the loop's first turn makes late then exist."""
 
 UNUSED = (
     "the step{line} ended with gradients that no optimizer used: a script that accumulates by hand loses its place "
@@ -56,11 +56,11 @@ AVERAGE = (
 )
 _PACKAGES = {"torch", "lightning", "pytorch_lightning", "ones_wrapper", "transformers", "accelerate"}
 _KNOWN = _PACKAGES | sys.stdlib_module_names
-"""Packages whose objects have no state to carry, but for some of torch's."""
+"""Packages whose objects have no state to save, except some of torch's (`_stateful`)."""
 _AVERAGE = re.compile(r"E[Mm][Aa](?![a-z])|(?<![a-z])ema(?![a-z])|[Aa]verag|SWA|[Ss]wa(?![a-z])")
 _BUFFER = re.compile(r"(?:[Rr]eplay|[Bb]uffer|[Mm]emory|[Bb]ank|[Qq]ueue)(?!.*Data)")
 _PARTS = ("scheduler", "_scheduler", "scaler", "_schedulers", "_objects")
-"""Attributes in which wrappers (ours, frameworks') and schedulers hold registered objects."""
+"""Attributes in which schedulers and wrappers, ours or a framework's, hold registered objects."""
 _SCHEDULE = re.compile(r"[Ss]ched|[Aa]nneal|[Ww]arm|[Cc]osine|LR|[Nn]oam")
 FORGOTTEN = (
     "{name} {what} and is not registered, so it begins again at each resize: give it to job.prepare, together with "
@@ -119,7 +119,7 @@ COUNTER = (
     "shorter epochs a smaller dataset"
 )
 _FEW = 100
-"""Most objects of one class that are searched: samples may be millions."""
+"""Most objects of one class that are searched; a script may hold millions of samples."""
 
 
 class FirstSteps:
@@ -128,13 +128,13 @@ class FirstSteps:
     def __init__(
         self, speaks: bool, model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer], carried: Iterable[Any]
     ) -> None:
-        """`carried` are all registered objects besides model and optimizers; `speaks` is true on rank 0."""
+        """`carried` are all registered objects except model and optimizers. `speaks` is True on rank 0."""
         self._forward = model.register_forward_pre_hook(self._fed, with_kwargs=True) if speaks else None
         shared = speaks and isinstance(model, DistributedDataParallel) and model.broadcast_buffers
         buffers = shared and any(True for _ in model.buffers())
         self._evaluation = model.register_forward_pre_hook(self._evaluates) if buffers else None
         self._parts: list[int] = []
-        """Samples of each forward pass of the present step, counted only in a run's first steps."""
+        """Samples of each forward pass in the present step, counted only in a run's first steps."""
         self._speaks, self._optimizers = speaks, optimizers
         self._carried = list(carried)
         self._saves = any(getattr(one, "carries_counts", False) for one in self._carried)
@@ -149,15 +149,15 @@ class FirstSteps:
         self._model = model
         self._shapes, self._inner = _shapes(model), {*map(id, model.modules())}
         self._grown = False
-        """True once a module in `_inner`, which holds ids, got a new parameter or buffer, or got another submodule."""
+        """True if a module of the model got a new parameter, buffer or submodule since the last check."""
         for kind in ("module", "parameter", "buffer") if optimizers else ():
             getattr(registers, f"register_module_{kind}_registration_hook")(self._registers)
         self.counts_by_job = False
         self._collected: dict[str, Any] = {}
-        """Lengths and states of the script's collections and random generators after the first step."""
+        """Result of `collected` after the first step."""
         self._rates: list[list[float]] = []
         self.loads: list[str] = []
-        """Sentences on states that the script loaded by itself after registration."""
+        """Messages about states that the script itself loaded after registration."""
         self._watches = self._watch_loads()
 
     def _watch_loads(self) -> list[Any]:
@@ -176,12 +176,12 @@ class FirstSteps:
         return [one.register_load_state_dict_post_hook(loaded) for one in hooked]
 
     def close_setup(self) -> None:
-        """Note that training begins: the script loads nothing from now on."""
+        """Remove the hooks that notice loaded states, since training begins."""
         for handle in self._watches:
             handle.remove()
 
     def begin(self) -> None:
-        """Begin a step, or the loop over an epoch."""
+        """Note the beginning of a step, or of the loop over an epoch."""
         self.touched = self.skipped = False
         self._parts.clear()
 
@@ -190,7 +190,7 @@ class FirstSteps:
         self._parts += [len(one) for one in islice(given, 1)]
 
     def together(self, name: str) -> None:
-        """Log a finding if the script calls `name` under a condition on the rank: all ranks must call it together."""
+        """Log a finding if the script calls `name`, which all ranks must call, under a condition on the rank."""
         if self._speaks and source.by_rank():
             self.say(TOGETHER.replace("{name}", name))
 
@@ -208,8 +208,8 @@ class FirstSteps:
             self._grown = self._grown or not (known or module._modules.get(name) is thing)
 
     def end(self, stepped: bool, samples: int) -> None:
-        """End a step; `stepped` if an optimizer stepped in it. This rank had `samples` samples in its last pass. Raises
-        RuntimeError if the model's state has got other names or shapes."""
+        """Check at the end of a step. `stepped` is True if an optimizer stepped in it; `samples` are this rank's in the
+        last pass. Raises RuntimeError if names or shapes in the model's state have changed."""
         self._steps += 1
         if self._grown:
             self._grown, self._inner = False, {*map(id, self._model.modules())}
@@ -237,7 +237,7 @@ class FirstSteps:
             self.say(RATE)
 
     def say(self, text: str) -> None:
-        """Log a sentence once, with the script's line."""
+        """Log a message once, with the script's present line."""
         if self._speaks and text not in self._said:
             self._said.add(text)
             log(text.format(line=line()))
@@ -246,7 +246,7 @@ class FirstSteps:
         return any(p.grad is not None and bool(p.grad.any()) for p in self._shown)
 
     def _forgotten(self) -> list[str]:
-        """Return sentences on the script's objects that have a state and are not registered."""
+        """Return messages about state that the script has not registered."""
         parts = [part for thing in self._carried for part in _reached(thing, _PARTS)]
         held = [one for part in parts for one in attributes(part).values()]
         modules = [
@@ -294,7 +294,7 @@ class FirstSteps:
         return list(dict.fromkeys(found))
 
     def _hooked(self, hook: Callable[[Any], Any], code: CodeType, gradient: Any) -> Any:
-        """Call the script's hook on a gradient, and log a finding if the hook changes that."""
+        """Call a hook of the script on a gradient, and log a finding if it changes the gradient."""
         before, found = gradient._version, hook(gradient)
         if gradient._version != before or (found is not None and found is not gradient):
             self.say(HOOKED.replace("{line}", place(code.co_filename, code.co_firstlineno)))
@@ -305,7 +305,7 @@ class FirstSteps:
         return [p for one in self._optimizers for group in one.param_groups for p in group["params"]]
 
     def _lost(self, thing: Any) -> tuple[str, str] | None:
-        """Return why a resize would lose an object's state, and Accelerate's method that carries it; else None."""
+        """Return (reason, Accelerate's method to register it) if a resize would lose this object's state; else None."""
         schedules = isinstance(thing, LRScheduler) or _SCHEDULE.search(type(thing).__name__)
         if schedules and {id(one) for one in self._optimizers} & {id(one) for one in _reached(thing, INNER)}:
             return "drives a registered optimizer", "prepare"
@@ -316,16 +316,16 @@ class FirstSteps:
         return ("has a state", "register_for_checkpointing") if lost else None
 
     def _is_average(self, thing: Any) -> bool:
-        """Return True if an object is an average of weights or a script's buffer: by its class's name, or by tensors in
-        the shapes of all trained parameters."""
+        """Return True if an object seems to be an average of weights or a replay buffer: by its class name, or since it
+        has a tensor for each trained parameter's shape."""
         held, kind = flat(attributes(thing).values()), type(thing)
         if _AVERAGE.search(kind.__name__) or (_BUFFER.search(kind.__name__) and codes(kind)):
             return any(isinstance(one, (torch.Tensor, torch.nn.Module, np.ndarray)) for one in held)
         return not isinstance(thing, torch.nn.Module) and self._has_shapes(held)
 
     def _has_shapes(self, held: list[Any]) -> bool:
-        """Return True if `held` has a tensor of the shape of each trained parameter, besides parameters and
-        gradients."""
+        """Return True if `held` has a tensor for each trained parameter's shape, not counting parameters and gradients
+        themselves."""
         trained = self._trained
         tensors = [one for one in held if isinstance(one, torch.Tensor)]
         if not trained or len(tensors) < len(trained):
@@ -336,7 +336,7 @@ class FirstSteps:
 
 
 def _empties(file: io.TextIOWrapper) -> bool:
-    """Return True if a file is open, and was emptied when it was opened. A detached one raises ValueError if read."""
+    """Return True if a file is open that was emptied by opening it (mode `w`)."""
     with suppress(ValueError):
         return getattr(file, "mode", "")[:1] == "w" and not file.closed and Path(str(file.name)).is_file()
     return False
@@ -347,7 +347,7 @@ def _shapes(model: torch.nn.Module) -> dict[str, tuple[int, ...]]:
 
 
 def _inside(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
-    """Yield the models of layers that a script made, without wrappers around them."""
+    """Yield the script's own models, without wrappers around them. A model without submodules is left out."""
     for one in model.children() if isinstance(model, torch.nn.ModuleDict) else [model]:
         # A model that its ranks train apart is its own `module`.
         while isinstance(inner := getattr(one, "module", getattr(one, "_orig_mod", one)), torch.nn.Module):
@@ -359,20 +359,23 @@ def _inside(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
 
 
 def averages(others: Iterable[Any], batch: int) -> list[str]:
-    """Return sentences on registered averages whose decay does not follow the batch."""
+    """Return messages about registered averages of weights whose decay does not depend on the batch. `batch` is the
+    base batch."""
     names = {type(one).__name__ for one in others if not isinstance(one, AveragedModel)}
     return [AVERAGE.format(name=name, batch=batch) for name in sorted(names) if _AVERAGE.search(name)]
 
 
 def _stateful(kind: type) -> bool:
-    """Return True if this type may have a state to carry: a class of torch, of the script or of packages."""
+    """Return True if objects of this type may have a state to save. That holds for some classes of torch, and for
+    classes of the script or of packages not in `_KNOWN`."""
     if issubclass(kind, (LRScheduler, AveragedModel, torch.amp.GradScaler)):
         return True
     return str(kind.__module__).split(".")[0] not in _KNOWN and not issubclass(kind, torch.optim.Optimizer)
 
 
 def _reached(thing: Any, names: Iterable[str]) -> list[Any]:
-    """Return an object and all objects that its attributes of these names lead to, directly or as items of lists."""
+    """Return an object, and all objects that can be reached from it by attributes of these names, or by lists in
+    them."""
     found: list[Any] = []
     left = [thing]
     while left and len(found) < 100:

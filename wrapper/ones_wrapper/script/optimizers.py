@@ -23,14 +23,16 @@ def stepper(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
 
 
 def shown(optimizer: torch.optim.Optimizer) -> list[Any]:
-    """Return the first and last trained parameter, whose hooks notice backward passes; a model may use only one."""
+    """Return the first and the last trained parameter of an optimizer, whose hooks notice backward passes. One is not
+    enough, since a loss may not use it."""
     trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad and p.is_leaf]
     return list({id(p): p for p in (*trained[:1], *trained[-1:])}.values())
 
 
 def is_plain(optimizer: torch.optim.Optimizer) -> bool:
-    """Return True if an optimizer's state is carried as plain data, since torch.distributed.checkpoint cannot fill it.
-    Such an optimizer wraps another, has a `state_dict` unlike torch's, or needs a closure or sparse gradients."""
+    """Return True if an optimizer's state must be saved as plain data, since torch.distributed.checkpoint cannot load
+    it. Such an optimizer wraps another one, has a `state_dict` unlike torch's, or needs a closure or sparse
+    gradients."""
     if isinstance(optimizer, torch.optim.SparseAdam):
         return True
     if stepper(optimizer) is not optimizer or not {"state", "param_groups"} <= set(optimizer.state_dict()):
@@ -40,7 +42,7 @@ def is_plain(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def plain_state(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """Return an optimizer's state, and the wrapped optimizer's unless the first includes that."""
+    """Return an optimizer's state, and that of the optimizer that it wraps, unless the first includes it."""
     found, inner = [optimizer.state_dict()], stepper(optimizer)
     if inner is not optimizer and "state" in found[0] and inner.state is not optimizer.state:
         found.append(inner.state_dict())
@@ -48,14 +50,15 @@ def plain_state(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
 
 
 def load_plain_state(optimizer: torch.optim.Optimizer, states: list[dict[str, Any]]) -> None:
-    """Load the states that `plain_state` returned."""
+    """Load states from `plain_state`."""
     for one, state in zip((optimizer, stepper(optimizer)), states, strict=False):
         one.load_state_dict(state)
 
 
 @contextmanager
 def stepping_without_closure(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Context for `step(closure=None)` of any optimizer, by which torch.distributed.checkpoint fills an empty state."""
+    """Context in which `step(closure=None)` works for any optimizer. torch.distributed.checkpoint calls it to create an
+    empty state."""
     parameters = _parameters(optimizer)
     taken = "closure" in parameters or any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
     if taken:

@@ -1,4 +1,5 @@
-"""The script's text: lines under a condition on the rank, data cut by the rank, acts by a number that a loop counts."""
+"""Search in the script's text for lines that depend on the rank, data that is cut by rank, and actions by a loop's own
+count."""
 
 from __future__ import annotations
 
@@ -20,28 +21,29 @@ _WORLD = re.compile(r"(?:^|_)world(?:_size)?$|^num_(?:replicas|processes)$", re.
 _ANY_WORLD = re.compile(r"world|num_(?:replicas|processes)", re.IGNORECASE)
 _CUTS = re.compile(r"shard|split|slice|range|chunk|partition|subset", re.IGNORECASE)
 _BY_NODE = {"split_by_node", "split_dataset_by_node", "sharding_filter"}
-"""Functions of data libraries that cut a stream by rank and world size."""
+"""Functions of data libraries that split a stream by rank and world size."""
 _BEST = re.compile(r"(?<![a-z])best(?![a-z])", re.IGNORECASE)
 _COUNTED = re.compile(r"(.+) (?:\+= \d+|= \1 \+ \d+)")
 _COMPUTED = re.compile(r"^(?:int|str|min|max|ceil|join|joinpath|format|Path|get\w*)$")
-"""Functions whose result differs by rank if their argument does."""
+"""Pattern of functions whose result depends on the rank if an argument does."""
 _SEEDS = re.compile(r"seed|default_rng|RandomState")
 _OWN_SEED = {"generator", "seed", "random_state", "rng"}
 _DRAWS = re.compile(
     r"^(?:rand\w*|normal|uniform|permutation|shuffle|sample|choices?|make_(?:class|regr|blobs|moons)\w*)$"
 )
 _DATA = re.compile(r"^(?:\w*Dataset|Subset|DataLoader|loader|prepare)$")
-"""Calls that take data."""
+"""Pattern of calls that take data as an argument."""
 _ACTS = re.compile(r"eval|valid|(?:^|_)test|save|checkpoint|target|load_state|copy_|update_|freeze", re.IGNORECASE)
-"""Calls that change the training, or that all ranks make together; printing and logging are no matter."""
+"""Pattern of calls that change the training, or that all ranks must make together. Calls that only print or log do not
+matter."""
 _HELD = {ast.Name: "id", ast.Attribute: "attr", ast.arg: "arg", ast.keyword: "arg", ast.Constant: "value"}
-"""Nodes that hold a word."""
+"""Syntax tree nodes that hold a word, and the attribute in which it is."""
 
 
 @cache
 def _nodes(path: str) -> list[ast.AST]:
-    """Return all nodes of a file's syntax tree; a file that cannot be parsed has one. To walk it takes longer than what
-    is asked of each."""
+    """Return all nodes of a file's syntax tree, or one empty node for a file that cannot be parsed. The result is
+    cached, since walking the tree takes longer than a search in the list."""
     try:
         return list(ast.walk(ast.parse("".join(linecache.getlines(path)))))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -49,14 +51,14 @@ def _nodes(path: str) -> list[ast.AST]:
 
 
 def by_rank(frame: FrameType | None = None) -> bool:
-    """Return True if a line of the script's call stack is under an `if` that tests the rank."""
+    """Return True if a line in the script's call stack is under an `if` that tests the rank."""
     stack = frames(frame or sys._getframe(1))
     return any(one.f_lineno in under for one in stack for under in ranges(one.f_code.co_filename))
 
 
 @cache
 def ranges(path: str) -> list[range]:
-    """Return the lines that depend on the rank in a file of the script."""
+    """Return the ranges of lines in a file of the script that run only on some ranks."""
     found = []
     for node in _nodes(path):
         if _by_rank(node):
@@ -78,7 +80,7 @@ def _end(node: ast.stmt | ast.expr) -> int:
 
 
 def _asks(node: ast.AST) -> bool:
-    """Return True for `rank == 0`, `rank != 0`, `not rank`, and names such as `is_main_process`."""
+    """Return True for a test of the rank: `rank == 0`, `rank != 0`, `not rank`, or a name such as `is_main_process`."""
     if isinstance(node, ast.Compare) and isinstance(node.comparators[0], ast.Constant):
         zero = node.comparators[0].value == 0 and isinstance(node.ops[0], (ast.Eq, ast.NotEq))
         return zero and bool(_RANK.search(ast.unparse(node.left).lower()))
@@ -102,7 +104,7 @@ def _words_of(nodes: Iterable[ast.AST]) -> set[str]:
 
 @cache
 def _computed(path: str) -> list[tuple[set[str], set[str]]]:
-    """Return the variables of a file's computations, and the words from which each is computed."""
+    """Return (variables, words in the expression) for each assignment of a computed value in a file."""
     found = [one for one in _nodes(path) if isinstance(one, ast.Assign)]
     computed = [one for one in found if not isinstance(one.value, ast.Call) or _COMPUTED.search(_name(one.value.func))]
     return [({_name(target) for target in one.targets} - {""}, _words(one.value)) for one in computed]
@@ -110,7 +112,7 @@ def _computed(path: str) -> list[tuple[set[str], set[str]]]:
 
 @cache
 def _standing(path: str, pattern: re.Pattern[str]) -> set[str]:
-    """Return the words of a file that match, and the variables that are computed from them."""
+    """Return the words in a file that match the pattern, and the variables that are computed from such words."""
     known = {word for word in _words_of(_nodes(path)) if pattern.search(word)}
     for targets, words in 2 * _computed(path):  # twice, for variables that are computed from variables
         if known & words:
@@ -120,7 +122,7 @@ def _standing(path: str, pattern: re.Pattern[str]) -> set[str]:
 
 @cache
 def names_rank(path: str, line: int) -> bool:
-    """Return True if this line may depend on the rank, by a test or what a call is given, such as a file's name."""
+    """Return True if this line may depend on the rank, by a test or by an argument such as a file name."""
     own, every = _standing(path, _OWN) | _standing(path, _MAIN), _nodes(path)
     around = (one for one in every if isinstance(one, (ast.stmt, ast.expr)) and one.lineno <= line <= _end(one))
     held = (part for one in around for part in ast.iter_child_nodes(one) if isinstance(part, (ast.expr, ast.keyword)))
@@ -129,7 +131,7 @@ def names_rank(path: str, line: int) -> bool:
 
 @cache
 def cut(path: str) -> int:
-    """Return the first line of a file that takes a rank's part of data by rank and world size; 0 for none."""
+    """Return the first line of a file that takes a part of the data by rank and world size; 0 if there is none."""
     text = "".join(linecache.getlines(path))
     if not (_ANY_WORLD.search(text) or any(name in text for name in _BY_NODE)):
         return 0  # as most modules of a script, which take seconds to parse
@@ -152,7 +154,8 @@ def cut(path: str) -> int:
 
 @cache
 def drawn(path: str) -> int:
-    """Return the first line of a file that makes data of numbers drawn after a seed by the rank; 0 for none."""
+    """Return the first line of a file that uses data of random numbers drawn after a seed that depends on the rank; 0
+    for none."""
     if not _SEEDS.search("".join(linecache.getlines(path))):
         return 0
     nodes, made, own = _nodes(path), set[str](), _standing(path, _OWN)
@@ -175,7 +178,7 @@ def drawn(path: str) -> int:
 
 
 def _made(node: ast.AST) -> tuple[list[str], list[Any]]:
-    """Return the names to which a statement gives a value, and the parts of the text that make this."""
+    """Return the names to which a statement gives a value, and the syntax tree nodes that compute the value."""
     if isinstance(node, ast.Assign):
         return [_name(part) for target in node.targets for part in ast.walk(target)], [node.value]
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):  # as of shuffle
@@ -187,7 +190,7 @@ def _made(node: ast.AST) -> tuple[list[str], list[Any]]:
 
 
 def files(stack: Iterable[FrameType]) -> set[str]:
-    """Return the script's files: those of its call stack, and those from which these import."""
+    """Return the script's files: those in its call stack, and those that they import from."""
     found = set()
     for frame in stack:
         names = (getattr(it, "__module__", getattr(it, "__name__", "")) for it in frame.f_globals.values())
@@ -197,8 +200,8 @@ def files(stack: Iterable[FrameType]) -> set[str]:
 
 
 def counter(path: str, line: int) -> tuple[str, int] | None:
-    """Return what a loop around this line counts by itself, and where: an `i % n` by which it acts at times, or the
-    count at which it ends; None if there is none."""
+    """Return a text and line of a test by a loop's own count, for a loop around this line; None if there is none. Such
+    a test acts every n-th turn (`i % n`), or ends the loop at a count."""
     for loop in _nodes(path):
         if not isinstance(loop, ast.For) or not loop.lineno <= line <= _end(loop):
             continue
@@ -222,7 +225,7 @@ def _acts(node: ast.AST) -> bool:
 
 @cache
 def _loops(path: str) -> tuple[list[range], set[str]]:
-    """Return the lines of a file's loops, and the variables to which loops assign."""
+    """Return the ranges of lines of a file's loops, and the variables to which loops assign."""
     loops = [one for one in _nodes(path) if isinstance(one, (ast.For, ast.While))]
     stored = (part for one in loops for part in ast.walk(one) if isinstance(part, ast.Name))
     names = {part.id for part in stored if isinstance(part.ctx, ast.Store)}
@@ -230,7 +233,7 @@ def _loops(path: str) -> tuple[list[range], set[str]]:
 
 
 def renewed(frame: FrameType, name: str) -> bool:
-    """Return True if a loop assigns to the frame's variable again and again, or calls the function that has it."""
+    """Return True if a variable of the frame is assigned in a loop, or is local to a function that a loop calls."""
     code = frame.f_code
     outer = frames(frame.f_back) if frame.f_back and name in code.co_varnames + code.co_cellvars else ()
     turns = (one.f_lineno in it for one in outer for it in _loops(one.f_code.co_filename)[0])
@@ -239,8 +242,8 @@ def renewed(frame: FrameType, name: str) -> bool:
 
 @cache
 def _kept_lines(path: str) -> list[tuple[int, str]]:
-    """Return lines of a file and the names that they count up, or store a best value in; `.n` of attributes. Left out
-    are counts that each turn of a loop begins again."""
+    """Return (line, name) for each name that a file counts up, or stores a best value in; `.n` for an attribute. Counts
+    that begin again in each turn of a loop are left out."""
     nodes = _nodes(path)
     given = {one: ast.unparse(one) for one in nodes if isinstance(one, (ast.Assign, ast.AnnAssign, ast.AugAssign))}
     turns = (one for loop in nodes if isinstance(loop, (ast.For, ast.While)) for one in loop.body)
@@ -255,6 +258,7 @@ def _kept_lines(path: str) -> list[tuple[int, str]]:
 
 
 def kept(code: CodeType) -> list[str]:
-    """Return the names that code counts up (`n += 1`, `n = n + 1`), or stores a best value in; `.n` of attributes."""
+    """Return the names that this code counts up (`n += 1`, `n = n + 1`), or stores a best value in; `.n` for an
+    attribute."""
     lines = {number for *_, number in code.co_lines()}
     return [name for number, name in _kept_lines(code.co_filename) if number in lines]

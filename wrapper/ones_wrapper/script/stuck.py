@@ -1,9 +1,9 @@
-"""Detection of ranks that wait for each other for ever, since a rank made fewer backward passes than another.
+"""Detection of ranks that wait for each other for ever, since one made fewer backward passes than another.
 
-A rank that skips a loss, or makes one micro-batch less, is at its next step boundary while the others wait for its
-gradients. Each rank counts the exchanges of gradients that it began. A rank without progress writes its counts to a
-file in the job's directory, and reads the others' files. A rank that completed equally many steps with fewer exchanges
-logs its line and ends with an error.
+For example a rank skips a loss, or has one micro-batch less: it is at its next step boundary, while the others wait for
+its gradients. Each rank counts the gradient exchanges that it began. A rank without progress writes its counts to a
+file in the job's directory, and reads the files of other ranks. A rank that completed as many steps with fewer
+exchanges logs its line and ends with an error.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from ones_wrapper.script.line import line
 
 PREFIX = ".at-rank-"
 LOOKS = 60
-"""Looks, one a second, after which ranks that wait at different places count as stuck: a network may pause for tens of
-seconds."""
+"""Number of checks, one a second, after which ranks that wait at different places are taken for stuck. A network may
+pause for tens of seconds."""
 STILL_S = 4.0
-"""Seconds without progress after which a rank writes its counts; three of its steps if these take longer."""
+"""Seconds without progress after which a rank writes its counts, or three times its step time if that is longer."""
 ALL = "All ranks must make the same ones: skip on all or on none of them, `if job.any(bad): continue`"
 UNEQUAL = (
     "rank {mine.rank} made {fewer} backward pass(es) fewer than rank {other.rank} by step {mine.steps}, so the ranks "
@@ -34,7 +34,8 @@ UNEQUAL = (
 
 
 def fewer_passes(rank: int, fewer: int) -> str:
-    """Return the error for ranks at one step boundary that began different numbers of exchanges."""
+    """Return the error for a rank that reached a step boundary with `fewer` exchanges less than others; with 0 for the
+    others."""
     if not fewer:
         return "another rank made fewer backward passes than this one: it says where"
     return (
@@ -44,16 +45,16 @@ def fewer_passes(rank: int, fewer: int) -> str:
 
 
 class Standpoint(NamedTuple):
-    """One rank's counts of steps and exchanges, and its line in the script."""
+    """Position of one rank: its completed steps, its gradient exchanges and its line in the script."""
 
     rank: int
     steps: int
     begun: int
-    """Exchanges of gradients since the ranks met."""
+    """Number of gradient exchanges begun since the ranks met."""
     done: int
-    """Exchanges of gradients in the completed steps."""
+    """Number of gradient exchanges in the completed steps."""
     waits: str
-    """Function in which this rank waits for others, `EXCHANGE` for gradients; empty if it does not wait."""
+    """Function in which this rank waits for others (`EXCHANGE` if for gradients); empty if it does not wait."""
     line: str
 
 
@@ -64,18 +65,18 @@ _WAITS = (
     "torch/distributed/distributed_c10d.py",
     "nn/parallel/distributed.py",
 )
-"""Ends of the paths of files in whose functions a rank waits."""
+"""Ends of the paths of the files in whose functions a rank waits for others."""
 APART = (
     "rank {mine.rank} waits{mine.line} for other ranks, and rank {other.rank} elsewhere{other.line}: what all ranks do "
     "together (job.evaluate, job.mean, job.checkpoint, the end of job.epochs(), a forward pass with buffers) stands "
     "under no condition on the rank. What one rank does by itself takes job.unwrap(model)"
 )
 Counts = tuple[int, int, int, float]
-"""Completed steps, exchanges begun, exchanges in completed steps, and the seconds of a step."""
+"""(completed steps, exchanges begun, exchanges in completed steps, seconds of a step)."""
 
 
 class Watch:
-    """A thread that looks for ranks with fewer backward passes than others. Nothing in it is collective."""
+    """Thread that finds ranks with fewer backward passes than others. Methods are not collective."""
 
     POLL_S = 1.0
 
@@ -88,8 +89,8 @@ class Watch:
         now: Callable[[], Counts],
         end: Callable[[str, int], None],
     ) -> None:
-        """`meeting` names the `world` ranks of this start, `now` returns this rank's counts, and `end` ends the process
-        with a message and a code."""
+        """`meeting` identifies this start of the `world` ranks. `now` returns this rank's counts. `end` ends the
+        process with a message and an exit code."""
         self._directory, self._rank, self._world, self._meeting = directory, rank, world, meeting
         self._now, self._end = now, end
         self._own = directory / f"{PREFIX}{rank}"
@@ -157,13 +158,13 @@ class Watch:
 
 
 def meeting(env: Mapping[str, str], generation: int) -> str:
-    """Return a name for this start of the ranks. Files under other names, of other starts, are ignored."""
+    """Return an identifier of this start of the ranks. Files of other starts have another one, and are ignored."""
     names = ("ONES_LAUNCHED", "ONES_ATTEMPT", "ONES_FORK", "SLURM_RESTART_COUNT", "MASTER_PORT")
     return "/".join((*(env.get(name, "") for name in names), str(generation)))
 
 
 def unequal(mine: Standpoint, others: list[Standpoint]) -> str:
-    """Return the error if this rank completed its steps with fewer exchanges than another rank made; else empty."""
+    """Return the error if this rank made fewer exchanges than another rank in as many steps, or in more; else empty."""
     for other in sorted(others):
         ahead = mine.steps > other.steps and mine.begun < other.begun
         if ahead or (mine.steps == other.steps and mine.done < other.done):
@@ -173,7 +174,8 @@ def unequal(mine: Standpoint, others: list[Standpoint]) -> str:
 
 
 def apart(all_: list[Standpoint], world: int) -> str:
-    """Return the error if all ranks wait at different places, not all for an exchange of gradients; else empty."""
+    """Return the error if all ranks wait, but at different places; else empty. If all wait for gradients, that is no
+    error here."""
     waiting = sorted((one for one in all_ if one.waits), key=lambda one: one.rank)
     if len(waiting) < world or {one.waits for one in waiting} == {EXCHANGE}:
         return ""
