@@ -1,4 +1,4 @@
-"""Elastic training in loops that a framework runs: one module each, which imports its framework.
+"""Elastic training for frameworks that run the loop themselves: one module for each framework, which imports it.
 
-`steps` holds their common code. The rest of `ones_wrapper` imports nothing from here.
+`steps` holds their common code. No other package of `ones_wrapper` imports these modules.
 """

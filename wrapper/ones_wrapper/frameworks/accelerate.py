@@ -1,13 +1,13 @@
-"""Hugging Face's Accelerate, elastic: the import and the loop over epochs of a script change.
+"""Hugging Face's Accelerate, elastic: a script changes an import and its loop over epochs.
 
     from ones_wrapper.frameworks.accelerate import Accelerator
     ...
     model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
     for epoch in accelerator.epochs(10):
 
-The base batch is what the script takes on one GPU: the DataLoader's `batch_size * gradient_accumulation_steps`.
-`Accelerator(elastic={...})` takes keywords of `ones.init`, such as `max_batch`. Model, optimizer and schedule are
-prepared by ours, with Accelerate's mixed precision and device; evaluation, gathering and trackers are Accelerate's.
+The base batch is what the script takes on one GPU: `batch_size` of the DataLoader times `gradient_accumulation_steps`.
+`Accelerator(elastic={...})` takes keywords of `ones.init`, such as `max_batch`. The job prepares model, optimizer,
+scheduler and training data; mixed precision, device, evaluation, gathering and trackers are Accelerate's.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ PROCESSES = (
     "process takes, at any number of processes, so do not multiply them by it"
 )
 OWN = "ones-run-id"
-"""File in an export of `save_state`, with the id of the run that wrote the export."""
+"""File in a folder of `save_state` with the id of the run that wrote the folder."""
 NOT_YET = "call accelerator.prepare(model, optimizer, loader) before accelerator.{name}"
 
 
 class Accelerator(accelerate.Accelerator):
-    """An Accelerator whose job may be resized while it trains."""
+    """An Accelerator whose job may be resized during training."""
 
     scaler: Any
 
     def __init__(
         self, *args: Any, elastic: dict[str, Any] | None = None, gradient_accumulation_steps: int = 1, **kwargs: Any
     ) -> None:
-        """`elastic` are keywords of `ones.init`; all else is the Accelerator's."""
+        """`elastic` are keywords of `ones.init`; all other arguments are Accelerate's own."""
         if "gradient_accumulation_plugin" in kwargs:
             raise ValueError("Accelerator: say gradient_accumulation_steps=N; how often to accumulate depends on GPUs")
         # Ours divides losses, and adds up gradients, by the samples of each accumulation step.
@@ -68,7 +68,8 @@ class Accelerator(accelerate.Accelerator):
 
     @property
     def num_processes(self) -> int:
-        """Accelerate's number of processes. Reading it before `prepare` is reported: schedules may be scaled by it."""
+        """Accelerate's number of processes. If the script reads it before `prepare`, a line in the log warns, since the
+        script may scale its schedule by it."""
         found: int = self.state.num_processes
         # The Accelerator reads this also while it is made, before it has `_job`.
         early = getattr(self, "_job", self) is None and not self._said
@@ -79,13 +80,14 @@ class Accelerator(accelerate.Accelerator):
         return found
 
     def register_for_checkpointing(self, *objects: Any) -> None:
-        """Register as Accelerate does, before `prepare` or after it; the job's checkpoints carry the objects, too."""
+        """Register objects as Accelerate does. The job's checkpoints hold their state, too, even if they are registered
+        after `prepare`."""
         super().register_for_checkpointing(*objects)
         for one in objects:
             self._registered.add(one)
 
     def save_state(self, output_dir: str | None = None, *args: Any, **kwargs: Any) -> Any:
-        """Export as Accelerate does; the job's own checkpoint follows at the end of this step."""
+        """Save as Accelerate does. The job also writes a checkpoint of its own at the end of this step."""
         found = super().save_state(output_dir, *args, **kwargs)
         if self._job is not None:
             FLAGS.checkpoint = True
@@ -94,8 +96,8 @@ class Accelerator(accelerate.Accelerator):
         return found
 
     def load_state(self, input_dir: str | None = None, *args: Any, **kwargs: Any) -> None:
-        """Before `prepare`, load as Accelerate does; later ignore its checkpoint, which is older than the job's. Raises
-        ValueError while the job has none."""
+        """Before `prepare`, load as Accelerate does. After `prepare`, load nothing, since the job's own checkpoint is
+        newer. Raises ValueError if the job has no checkpoint yet."""
         if self._job is None:
             super().load_state(input_dir, *args, **kwargs)
             return
@@ -105,15 +107,15 @@ class Accelerator(accelerate.Accelerator):
 
     @property
     def job(self) -> Job:
-        """Job that `ones.init` made. Raises RuntimeError before `prepare`."""
+        """The job that `ones.init` returned. Raises RuntimeError before `prepare`."""
         if self._job is None:
             raise RuntimeError(NOT_YET.format(name="job"))
         return self._job
 
     def prepare(self, *args: Any, device_placement: list[bool] | None = None) -> Any:
-        """Prepare as Accelerate does. The call that is given an optimizer makes the job elastic, and loads its newest
-        checkpoint. Objects given to other calls, such as a DataLoader to evaluate on, are prepared by Accelerate only.
-        """
+        """Prepare as Accelerate does. The call that includes the optimizer makes the training elastic, and loads the
+        newest checkpoint. In other calls objects are prepared by Accelerate only, such as a DataLoader for
+        evaluation."""
         models = [one for one in args if isinstance(one, torch.nn.Module)]
         optimizers = [one for one in args if isinstance(one, torch.optim.Optimizer)]
         loaders = [one for one in args if isinstance(one, DataLoader)]
@@ -126,7 +128,7 @@ class Accelerator(accelerate.Accelerator):
         return tuple(ours[id(one)] if id(one) in ours else super(Accelerator, self).prepare(one) for one in args)
 
     def _join(self, model: Any, optimizer: Any, loader: DataLoader[Any], schedulers: list[Any]) -> dict[int, Any]:
-        """Become a rank of the job; return the elastic form of each object, by its id."""
+        """Join the run; return the elastic form of each object, by the object's id."""
         given = taken_over(loader)
         self._job = job = join("Accelerate", given.batch, self._accumulation, self._elastic)
         check_ranks(job, "Accelerate", self.num_processes, "Accelerator(cpu=True)")
@@ -147,7 +149,8 @@ class Accelerator(accelerate.Accelerator):
         return found | {id(one): new for one, new in zip(schedulers, carried[1:], strict=False)}
 
     def epochs(self, count: int) -> Iterator[int]:
-        """Yield the remaining epochs out of `count`, in place of `range(count)`. Synchronises as `Job.epochs`."""
+        """Yield the numbers of the remaining epochs out of `count`; use it in place of `range(count)`. Synchronises the
+        ranks as `Job.epochs` does."""
         if self._job is None:
             raise RuntimeError(NOT_YET.format(name="epochs"))
         run = self._job._run
@@ -156,7 +159,7 @@ class Accelerator(accelerate.Accelerator):
 
     @property
     def sync_gradients(self) -> bool:
-        """True if the optimizer steps in this accumulation step."""
+        """True in the last accumulation step, in which the optimizer acts."""
         return self._job.updates if self._job is not None else bool(self.gradient_state.sync_gradients)
 
     @sync_gradients.setter
@@ -165,7 +168,7 @@ class Accelerator(accelerate.Accelerator):
 
     @property
     def optimizer_step_was_skipped(self) -> bool:
-        """True if the gradient scaler left out the optimizer's step, after the last accumulation step."""
+        """True if, in the last accumulation step, the gradient scaler skipped the optimizer's step."""
         if self._job is None or self.scaler is None:
             return False
         loop = self._job._run.loop
@@ -173,20 +176,20 @@ class Accelerator(accelerate.Accelerator):
 
     @contextmanager
     def accumulate(self, *models: Any) -> Iterator[None]:
-        """Do nothing: the loader already tells optimizer and schedule the accumulation step."""
+        """Do nothing: the wrappers of optimizer and scheduler already know the accumulation step."""
         yield
 
 
 class Registered:
-    """Objects given to `register_for_checkpointing`, by number. An object given after the checkpoint was loaded gets
-    its state at once."""
+    """Objects given to `register_for_checkpointing`, numbered in this order. An object that is given after the
+    checkpoint was loaded gets its state at once."""
 
     def __init__(self) -> None:
         self._objects: list[Any] = []
         self._loaded: dict[str, Any] = {}
 
     def add(self, thing: Any) -> None:
-        """Register an object, and load its state from the checkpoint, if there is one."""
+        """Register an object, and load its state if a checkpoint has one."""
         name = str(len(self._objects))
         self._objects.append(thing)
         if name in self._loaded:
@@ -204,8 +207,8 @@ class Registered:
 class Batches:
     """This rank's local batches of the present epoch, on its device.
 
-    Length and totals are those of one process, which takes a base batch in `accumulation` batches: scripts divide the
-    length and multiply the totals by `accumulation`.
+    Length and totals are those of a single process, which takes a base batch in `accumulation` batches. For scripts
+    divide the length, and multiply the totals, by the number of accumulation steps.
     """
 
     def __init__(self, loader: Loader, dataset: Any, device: torch.device, accumulation: int) -> None:
@@ -220,7 +223,7 @@ class Batches:
         return len(self.dataset)
 
     def set_epoch(self, epoch: int) -> None:
-        """Do nothing: the order follows from the epoch's number."""
+        """Do nothing: the job knows the epoch, and its order follows from it."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):

@@ -1,15 +1,15 @@
-"""Lightning, elastic: two lines of a script change, an import and the Trainer's strategy.
+"""Lightning, elastic: a script changes two lines, an import and the Trainer's strategy.
 
     from ones_wrapper.frameworks.lightning import ElasticStrategy
     trainer = L.Trainer(max_epochs=10, strategy=ElasticStrategy(max_batch=256))
 
-The base batch is what the script takes on one GPU: the DataLoader's `batch_size` times `accumulate_grad_batches`.
-`max_steps`, `val_check_interval` and schedules that step with each batch are in steps of the base batch. A batch of
-Lightning's is a whole step, with all its accumulation steps; `global_step` and `batch_idx` count the whole steps made.
+The base batch is what the script takes on one GPU: `batch_size` of the DataLoader times `accumulate_grad_batches`.
+`max_steps`, `val_check_interval` and schedules with interval `step` count steps of the base batch. One of Lightning's
+batches is a whole step, with all its accumulation steps; `global_step` and `batch_idx` count such steps.
 
-In Lightning a strategy knows the ranks, exchanges gradients and lets an optimizer step. Data, gradient exchange and
-checkpoints are ours; the loops, evaluation, logs and callbacks are Lightning's. Beyond the methods of a strategy this
-uses attributes of its loops, and two private names, which are marked at their use.
+Data, gradient exchange and checkpoints are the job's; loops, evaluation, logs and callbacks are Lightning's. Besides a
+strategy's methods this module uses attributes of Lightning's loops, and two private names, which are marked in the
+code.
 """
 
 from __future__ import annotations
@@ -41,13 +41,14 @@ from ones_wrapper.run.loop import Loader
 from ones_wrapper.script.line import line
 
 MANY = 1 << 40
-"""Length of an epoch given to Lightning, never reached: the data ends the epoch, whose number of steps varies."""
+"""Length of an epoch that Lightning gets, larger than any real one. Data ends the epoch, since its number of steps
+varies."""
 REFUSED = {
     "limit_train_batches": (1.0, "an epoch is the whole dataset: give a smaller one"),
     "overfit_batches": (0.0, "an epoch is the whole dataset: give a smaller one"),
     "reload_dataloaders_every_n_epochs": (0, "the dataset must stay the same"),
 }
-"""Arguments of the Trainer that contradict an elastic job, each with its only allowed value and the reason."""
+"""Arguments of the Trainer that an elastic job cannot obey: each with the only value allowed, and the reason."""
 MANUAL = (
     "an elastic LightningModule optimizes automatically, with one optimizer: with several, or with manual "
     "optimization, write the loop yourself, as the example gan.py does"
@@ -68,14 +69,15 @@ WORLD = (
 
 
 class LightningRanks(TorchElasticEnvironment):
-    """Environment of the ranks that ones-run started, whatever `devices` and `num_nodes` say. Requeues nothing."""
+    """Lightning's environment of ranks that `ones-run` started. `devices` and `num_nodes` have no effect, and Lightning
+    does not requeue the job."""
 
     def validate_settings(self, num_devices: int, num_nodes: int) -> None:
-        """Accept any numbers, since a resize changes both."""
+        """Accept all numbers, since a resize changes both."""
 
 
 class ElasticStrategy(ParallelStrategy):
-    """Data parallel training in a job that may be resized. The keywords are those of `ones.init`."""
+    """Data parallel training in a job that may be resized. Takes keywords of `ones.init`."""
 
     barrier = DDPStrategy.barrier
     broadcast = DDPStrategy.broadcast
@@ -87,7 +89,7 @@ class ElasticStrategy(ParallelStrategy):
     _loader: Loader
 
     def __init__(self, ddp: dict[str, Any] | None = None, **elastic: Any) -> None:
-        """`ddp` are options of torch's DistributedDataParallel."""
+        """`ddp` are options of torch's DistributedDataParallel, `elastic` keywords of `ones.init`."""
         super().__init__(cluster_environment=LightningRanks())
         self._elastic, self._ddp = elastic, ddp or {}
         self._group: Group | None = None
@@ -95,15 +97,15 @@ class ElasticStrategy(ParallelStrategy):
         self._said = False
         self._given: list[Any] = []
         self._asking = False
-        """True while Lightning asks for the training data or its length."""
+        """True while Lightning requests the training data or its length."""
         self._passes: list[Pass] = []
         self._local: Any = None
-        """Samples of a pass after the first, on the device."""
+        """Local batch of the present pass, on the device; None in a step's first pass."""
         self._checkpoint: Any = None
 
     @property
     def job(self) -> Job:
-        """Job that `ones.init` returned, once training has begun."""
+        """The job that `ones.init` returned. It exists once training has begun."""
         assert self._job is not None
         return self._job
 
@@ -111,7 +113,8 @@ class ElasticStrategy(ParallelStrategy):
 
     @property
     def world_size(self) -> int:
-        """World size for Lightning. Reading it before training is reported: a module may divide its batch by it."""
+        """World size. If the script reads it before training, a line in the log warns, since the script may divide its
+        batch by it."""
         if self._job is None and not self._said and (at := line(sys._getframe(1), 2)):
             self._said = True
             if self.global_rank == 0:
@@ -120,7 +123,7 @@ class ElasticStrategy(ParallelStrategy):
 
     @property
     def num_processes(self) -> int:
-        """Number by which a module divides its batch: 1, since the strategy divides the batch."""
+        """Always 1: a module may divide its batch by this number, and the job already divides the batch."""
         return 1
 
     @property
@@ -133,7 +136,8 @@ class ElasticStrategy(ParallelStrategy):
 
     @property
     def is_distributed(self) -> bool:
-        """True if Lightning distributes the samples of a DataLoader: samples to evaluate on, never the job's."""
+        """True if Lightning must distribute a DataLoader's samples over the ranks: for evaluation, but not for
+        training."""
         return self.world_size > 1 and not self._asking
 
     @property
@@ -141,7 +145,7 @@ class ElasticStrategy(ParallelStrategy):
         return {"num_replicas": self.world_size, "rank": self.global_rank}
 
     def set_world_ranks(self) -> None:
-        """Tell Lightning which rank is 0, for its log and the like. Lightning calls this once the Trainer is made."""
+        """Set the rank by which Lightning logs on rank 0 only. Lightning calls this after it has made the Trainer."""
         only: Any = rank_zero_only
         only.rank = self.global_rank
 
@@ -208,7 +212,7 @@ class ElasticStrategy(ParallelStrategy):
         trainer.fit_loop.max_batches = len(self._loader)  # for `estimated_stepping_batches`
 
     def _register(self, trainer: Any) -> None:
-        """Load the newest checkpoint of the job, and set Lightning's loops to that point."""
+        """Load the job's newest checkpoint, and set Lightning's loops to its position."""
         job, model = self.job, self.model
         if len(self.optimizers) != 1:
             raise ValueError(MANUAL)
@@ -248,7 +252,7 @@ class ElasticStrategy(ParallelStrategy):
         self._asking = True  # until the first batch
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
-        """Load nothing for training, since the job has its own checkpoints; otherwise load as Lightning does."""
+        """Load nothing in training, since the job has its own checkpoints; otherwise load as Lightning does."""
         if self.lightning_module is None or self.lightning_module.trainer.state.fn != TrainerFn.FITTING:
             return super().load_checkpoint(checkpoint_path, weights_only)
         self._checkpoint = str(checkpoint_path)
@@ -269,7 +273,7 @@ class ElasticStrategy(ParallelStrategy):
     # -- a step --------------------------------------------------------------------------------------------------------
 
     def take(self) -> Any:
-        """End the previous step; return this rank's samples for the first pass of the next step."""
+        """End the previous step; return this rank's local batch for the first pass of the next step."""
         self._asking = False
         self._passes = self._steps.take()
         if not self._passes:
@@ -283,7 +287,8 @@ class ElasticStrategy(ParallelStrategy):
         return super().training_step(*args, **kwargs)
 
     def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
-        """Make a step's forward and backward passes, each by Lightning's closure, and then the optimizer's step."""
+        """Make all forward and backward passes of a step, each by Lightning's closure, and then the optimizer's
+        step."""
         own = optimizer.optimizer if isinstance(optimizer, AccumulatedOptimizer) else optimizer
         *others, (last, local) = self._passes
         accumulation = self.job._run.loop.accumulation
@@ -297,7 +302,7 @@ class ElasticStrategy(ParallelStrategy):
                 return super().optimizer_step(own, lambda: loss, model, **kwargs)
 
     def _compute(self, part: AccumulationStep, local: Any, closure: Callable[[], Any]) -> Any:
-        """Make a forward and backward pass; return the loss. The first pass's samples are on the device already."""
+        """Make a forward and backward pass; return the loss. The first pass's local batch is already on the device."""
         self._local = None if part.index == 0 else self._on_device(local)
         loss, self._local = closure(), None
         if part.samples and loss is not None:
@@ -317,13 +322,13 @@ class ElasticStrategy(ParallelStrategy):
 
 
 class _Batches:
-    """Stand-in for a DataLoader, which hands Lightning the strategy's batches."""
+    """Object in place of the training DataLoader, from which Lightning gets the job's batches."""
 
     def __init__(self, strategy: ElasticStrategy) -> None:
         self._strategy = strategy
 
     def __len__(self) -> int:
-        """Length in steps of the base batch, for schedules; Lightning's loop gets another (`MANY`)."""
+        """Number of steps of the base batch in an epoch, for schedules. While Lightning's loop asks, it is `MANY`."""
         strategy = self._strategy
         return MANY if strategy._asking or strategy._job is None else len(strategy._loader)
 

@@ -1,4 +1,4 @@
-"""Lightning's loops in an elastic job: bounds of epochs, the loops' position, and callbacks' state."""
+"""Lightning's loops in an elastic job: ends of epochs, position of the loops, and state of callbacks."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ NEVER = 1 << 62
 
 
 class Carried:
-    """State of Lightning's callbacks, such as early stopping, which a checkpoint carries through a resize."""
+    """State of Lightning's callbacks, such as early stopping, in the job's checkpoints."""
 
     carries_counts = True
-    """True since callbacks and module save what they count by their hooks."""
+    """True since callbacks and module save their own counts by Lightning's hooks. So no search for counts is needed."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
         self._objects = [one for one in trainer.callbacks if _saves(type(one))]
         self._limits = [trainer.max_epochs, trainer.max_steps]
         self.over = False
-        """True if training has come to its end; not if the script has other limits by now."""
+        """True if training has ended. After a load it is True only if the script still has the same limits
+        (`max_epochs`, `max_steps`)."""
 
     def _callbacks(self) -> dict[str, Callback]:
         return {one.state_key: one for one in self._trainer.callbacks}
@@ -44,7 +45,7 @@ class Carried:
         }
 
     def _hooks(self) -> dict[str, Any]:
-        """Result of the hooks `on_save_checkpoint` of callbacks, module and DataModule."""
+        """Return what the hooks `on_save_checkpoint` of callbacks, module and DataModule put into a checkpoint."""
         trainer, module = self._trainer, self._trainer.lightning_module
         weights = module.state_dict()
         checkpoint: dict[str, Any] = {**self._begun(), "state_dict": weights}
@@ -81,21 +82,21 @@ def _saves(kind: type[Callback]) -> bool:
 
 
 class Boundaries(Callback):
-    """Beginnings of epochs, and the position of Lightning's loops."""
+    """Callback at the beginning of epochs, which also keeps the position of Lightning's loops."""
 
     def __init__(
         self, job: Job, loader: Loader, steps: Steps, trainer: Any, carried: Carried, ask: Callable[[], None]
     ) -> None:
-        """`ask` is called as an epoch begins, before Lightning asks for the first batch."""
+        """`ask` is called when an epoch begins, before Lightning requests the first batch."""
         self.carried = carried
         self._job, self._steps, self._trainer, self._ask = job, steps, trainer, ask
         self._per_epoch = len(loader)
         self._base = job._run.sizes.spec.base_batch
         self._max_steps = trainer.max_steps
-        """Limit in steps of the base batch, or -1."""
+        """The Trainer's `max_steps`, in steps of the base batch; -1 for no limit."""
 
     def restore(self) -> None:
-        """Set Lightning's loops to the checkpoint's epoch, or to their end if no training is left."""
+        """Set Lightning's loops to the checkpoint's position, or to their end if the training is finished."""
         fit, run, progress = self._trainer.fit_loop, self._job._run, self._job.progress
         over = self.carried.over or 0 < self._max_steps <= self._job.base_steps
         if over or run.finished_before:
@@ -113,9 +114,8 @@ class Boundaries(Callback):
         run.begin()
 
     def expect(self, total: int) -> None:
-        """Announce a step of `total` samples: how many follow it, whether to evaluate after it, and whether it is the
-        last of `max_steps`.
-        """
+        """Tell Lightning's loops about a step of `total` samples: how many steps follow in the epoch, whether an
+        evaluation follows, and whether it is the last by `max_steps`."""
         trainer, run, progress = self._trainer, self._job._run, self._job.progress
         loop = trainer.fit_loop.epoch_loop
         end = progress.cursor + total

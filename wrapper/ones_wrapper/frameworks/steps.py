@@ -1,8 +1,8 @@
-"""Steps for a loop that a framework runs: their data, beginnings and ends.
+"""Steps for frameworks that run the loop themselves: data, beginning and end of each step.
 
-A framework asks for data, trains on it, and then logs, evaluates and saves before it asks again. So a step ends when
-the framework asks for the next step: a checkpoint taken then holds the framework's state after the step. The last step
-of an epoch ends with the epoch, after its evaluation.
+A framework requests data, trains on it, and then logs, evaluates and saves before its next request. So a step ends only
+with the next request: a checkpoint at this moment has the framework's state after the step. The last step of an epoch
+ends with the epoch, after the evaluation.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ STRATEGY = (
 
 
 def join(framework: str, per_device: int, accumulation: int, elastic: dict[str, Any] | None) -> Job:
-    """Join the run as `ones.init` does, with `elastic` as further keywords.
+    """Join the run as `ones.init` does; `elastic` are further keywords of `init`.
 
-    The base batch is what the script takes on one GPU, `per_device` samples in each of `accumulation` accumulation
-    steps, unless `elastic` says otherwise. Raises ValueError for a strategy.
+    By default the base batch is what the script takes on one GPU: `per_device` samples in each of `accumulation`
+    accumulation steps. Raises ValueError if `elastic` has a strategy.
     """
     given = dict(elastic or {})
     if (strategy := given.get("strategy")) is not None:
@@ -46,8 +46,8 @@ def join(framework: str, per_device: int, accumulation: int, elastic: dict[str, 
 
 
 def meet(backend: str | None) -> Group:
-    """Return the group of ranks, for a framework that copies it. The group is fixed for the run: in a job of blocks
-    each change begins a term. Collective, the first time."""
+    """Return the group of ranks for a framework that stores rank and world size. The ranks then stay fixed for the run:
+    in a job of blocks each change begins a term. The first call is collective."""
     known, entered = os.environ.get("WORLD_SIZE"), enter(backend)
     entered.keep_ranks()
     if os.environ.get("WORLD_SIZE") != known:
@@ -58,15 +58,15 @@ def meet(backend: str | None) -> Group:
 
 
 def check_ranks(job: Job, framework: str, theirs: int, on_cpus: str) -> None:
-    """Compare the numbers of ranks. Raises RuntimeError if the framework counts more or fewer ranks than the job."""
+    """Raise RuntimeError if the framework's number of ranks (`theirs`) is not the job's."""
     if theirs != job.world:
         raise RuntimeError(RANKS.format(framework=framework, theirs=theirs, ours=job.world, on_cpus=on_cpus))
 
 
 def pass_over(job: Job, framework: str, what: str, given: str, how: str, known: bool = False) -> None:
-    """Log that a framework's own checkpoint is not read, since the job has a newer one. Raises ValueError if the job
-    has none, unless the framework's is `known` to be of this job. `given` is the script's text, `how` how weights load.
-    """
+    """Log that a framework's own checkpoint is not loaded, since the job has a newer one. Raises ValueError if the job
+    has none; not if it is `known` that this job wrote the framework's checkpoint. `given` is what the script wrote,
+    `how` says in the message how to load weights."""
     step = job.progress.step
     if not step and not known:
         raise ValueError(CONTINUE.format(framework=framework, given=given, how=how))
@@ -75,13 +75,14 @@ def pass_over(job: Job, framework: str, what: str, given: str, how: str, known: 
 
 
 def hidden(scheduler: Any) -> Any:
-    """Return the state of a scheduler that steps once an epoch or by evaluations, and so keeps its own steps."""
+    """Return an object with the state of a scheduler that steps once an epoch or after evaluations. So `Job.register`
+    does not wrap the scheduler."""
     state = {name: getattr(scheduler, name) for name in ("state_dict", "load_state_dict")}
     return SimpleNamespace(scheduler=scheduler, **state)
 
 
 class Steps:
-    """A job's steps, one after the other, for a framework that runs the loop. Methods are collective."""
+    """A job's steps, one after another, for a framework that runs the loop itself. Methods are collective."""
 
     def __init__(self, job: Job, loader: Loader) -> None:
         self._run = job._run
@@ -89,11 +90,11 @@ class Steps:
         self._data: Iterator[Pass] | None = None
         self._within = False
         self._pending: AccumulationStep | None = None
-        """The last pass of a step that was handed out and has not ended."""
+        """Last pass of the present step, which has not ended; None between epochs."""
 
     def take(self) -> list[Pass]:
-        """End the previous step; return the next step's passes. Empty at the epoch's end: `end_epoch` ends the last
-        step."""
+        """End the previous step; return the passes of the next step. Returns none at the end of the epoch, where
+        `end_epoch` ends the last step."""
         coming = self._fetch()
         if not coming:
             return []
@@ -110,30 +111,30 @@ class Steps:
 
     @property
     def base_steps(self) -> int:
-        """Steps so far, in units of the base batch, the present step included. Not collective."""
+        """Number of steps of the base batch so far, the present step included. Not collective."""
         progress, counted = self._run.progress, self._run.loop.schedules.samples if self._pending else 0
         return (progress.samples + progress.padding + counted) // self._run.sizes.spec.base_batch
 
     @property
     def epochs(self) -> float:
-        """Epochs trained so far, the step under way included; a fraction within an epoch. Not collective."""
+        """Number of epochs so far, with a fraction within an epoch, the present step included. Not collective."""
         progress, total = self._run.progress, self._pending.share.total if self._pending else 0
         return progress.epoch + (progress.cursor + total) / max(1, progress.dataset)
 
     def begin_epoch(self, accuracy: float | None = None) -> None:
-        """Begin an epoch, and end the previous epoch, which had this accuracy."""
+        """Begin an epoch. If another epoch is open, end it with this accuracy."""
         if self._within:
             self.end_epoch(accuracy)
         self._within = True
 
     def end_epoch(self, accuracy: float | None = None) -> None:
-        """End the epoch's last step, and the epoch."""
+        """End the last step of the epoch, and the epoch."""
         self._commit()
         self._data = None
         self._run.end_epoch(None, accuracy)
 
     def finish(self) -> None:
-        """End training, perhaps within an epoch: end the last step, and write the last checkpoint."""
+        """End training, also in the middle of an epoch: end the last step, and write the last checkpoint."""
         if self._pending and not self._fetch():
             self.end_epoch()
         else:

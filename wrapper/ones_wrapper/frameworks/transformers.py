@@ -1,14 +1,14 @@
-"""Hugging Face's Trainer, elastic: only the import line of a script changes.
+"""Hugging Face's Trainer, elastic: a script changes only its import.
 
     from ones_wrapper.frameworks.transformers import Trainer
 
-`max_steps`, `logging_steps`, `global_step` and the schedule are in steps of the base batch, which is
-`per_device_train_batch_size * gradient_accumulation_steps`: what the script takes on one GPU. A larger batch counts as
+The base batch is what the script takes on one GPU: `per_device_train_batch_size * gradient_accumulation_steps`.
+`max_steps`, `logging_steps`, `global_step` and the schedule count steps of the base batch. A larger batch counts as
 several such steps, so that training ends after the same number of samples. `Trainer(elastic={...})` takes keywords of
 `ones.init`, such as `max_batch`.
 
-Data, gradient exchange and checkpoints are ours; the loop, losses, evaluation, logs and callbacks are the Trainer's.
-All overridden methods but two are documented by the Trainer for this purpose; the two are marked in the code.
+Data, gradient exchange and checkpoints are the job's; loop, losses, evaluation, logs and callbacks are the Trainer's.
+The overridden methods are documented by the Trainer for this purpose, except two, which are marked in the code.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _REFUSED = {
     "deepspeed": "its optimizer cannot be loaded at another number of GPUs here",
     "fsdp": "write the loop with job.fsdp, as the example lm_fsdp.py does",
 }
-"""Arguments that contradict an elastic job, and what to do."""
+"""TrainingArguments that an elastic job cannot obey, each with what to do instead."""
 OWN_LOADER = (
     "{name}.get_train_dataloader returns batches by a {found}: slurm-ones decides which samples a step uses. So "
     "return a torch DataLoader with batch_size=, or override only the dataset and the collator"
@@ -44,14 +44,13 @@ OWN_LOADER = (
 
 
 class Trainer(transformers.Trainer):
-    """A Trainer whose job may be resized while it trains."""
+    """A Trainer whose job may be resized during training."""
 
     steps: Steps
 
     def __init__(self, *args: Any, elastic: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        """`elastic` are keywords of `ones.init`; all else is the Trainer's. Raises ValueError for arguments that
-        contradict an elastic job.
-        """
+        """`elastic` are keywords of `ones.init`; all other arguments are the Trainer's own. Raises ValueError for
+        arguments that an elastic job cannot obey."""
         super().__init__(*args, **kwargs)
         for name, instead in _REFUSED.items():
             if getattr(self.args, name, None):
@@ -71,12 +70,12 @@ class Trainer(transformers.Trainer):
 
     @property
     def job(self) -> Job:
-        """Job that `ones.init` returned, once training has begun."""
+        """The job that `ones.init` returned. It exists once training has begun."""
         assert self._job is not None
         return self._job
 
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Train as the Trainer does, from the job's own checkpoint: `resume_from_checkpoint` is not read."""
+        """Train as the Trainer does, but from the job's own checkpoint; `resume_from_checkpoint` is not loaded."""
         if self._job is not None:
             raise RuntimeError("trainer.train: an elastic job trains once")
         self._resume = resume_from_checkpoint
@@ -94,7 +93,7 @@ class Trainer(transformers.Trainer):
         return _TrainerBatches(self)
 
     def _join(self) -> None:
-        """Become a rank of the job: its data, model, optimizer and schedule, with the newest checkpoint loaded."""
+        """Join the run with data, model, optimizer and schedule, and load the newest checkpoint."""
         args = self.args
         given = self._taken_over()
         self._job = job = join(
@@ -120,7 +119,8 @@ class Trainer(transformers.Trainer):
         self._register(max_steps)
 
     def _taken_over(self) -> TakenOver:
-        """Return the script's own DataLoader. Raises ValueError for a DataLoader that chooses samples by itself."""
+        """Return dataset and settings of the script's own DataLoader. Raises ValueError if it chooses samples in a way
+        of its own."""
         if isinstance(self.train_dataset, IterableDataset) and not self._loads:  # each rank's loader has a share
             options = {"shuffle": False, "drop_last": self.args.dataloader_drop_last, "collate_fn": self.data_collator}
             return TakenOver(self.train_dataset, self.args.per_device_train_batch_size, options)
@@ -178,8 +178,8 @@ class Trainer(transformers.Trainer):
         return [_Step(passes)], self._get_num_items_in_batch(counted, device)
 
     def _step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
-        """Make the passes of one step; return this rank's loss, so that its mean over the ranks is the step's loss. The
-        loss is multiplied by the steps of the base batch that the step makes."""
+        """Make all passes of one step. Return this rank's part of the loss: the mean over the ranks is the step's loss,
+        times the number of base steps in this step."""
         total = torch.zeros((), device=self.args.device)
         before = self.job.base_steps
         for part, local in inputs.passes:
@@ -197,8 +197,8 @@ class Trainer(transformers.Trainer):
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        """Return the Trainer's loss as the mean over this pass's samples. A loss summed over tokens is scaled so that
-        the step's gradient is the mean over its tokens."""
+        """Return the Trainer's loss as the mean over this pass's samples. If the Trainer divides the loss by the step's
+        tokens, it is scaled so that the step's gradient is the mean over these tokens."""
         found = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         part = self._part
         scaled = self.model_accepts_loss_kwargs or self.compute_loss_func is not None
@@ -220,7 +220,7 @@ class Trainer(transformers.Trainer):
 
 
 class _Step(dict[str, Any]):
-    """The passes of a step, as the inputs of its first pass."""
+    """The passes of a step, as a dict with the inputs of the first pass."""
 
     def __init__(self, passes: list[Pass]) -> None:
         super().__init__(passes[0][1])
@@ -228,7 +228,7 @@ class _Step(dict[str, Any]):
 
 
 class _TrainerBatches:
-    """Stand-in for a DataLoader; its batches are taken by `Trainer.get_batch_samples` instead."""
+    """Object in place of the training DataLoader. `Trainer.get_batch_samples` takes the batches, not this object."""
 
     def __init__(self, trainer: Trainer) -> None:
         self.dataset = trainer.train_dataset
@@ -245,10 +245,10 @@ class _TrainerBatches:
 
 
 class _Carried:
-    """State of the Trainer and its callbacks, which the job's checkpoints hold."""
+    """State of the Trainer and its callbacks in the job's checkpoints."""
 
     LOST = ("is_local_process_zero", "is_world_process_zero", "stateful_callbacks", "max_steps", "num_train_epochs")
-    """Parts of the Trainer's state that each run sets again."""
+    """Fields of the Trainer's state that are not saved, since each run sets them."""
     SUMS = ("_total_loss_scalar", "_globalstep_last_logged")
 
     def __init__(self, trainer: Trainer) -> None:
@@ -256,7 +256,8 @@ class _Carried:
         self._limits = [trainer.args.num_train_epochs, trainer.args.max_steps]
         self._loaded: dict[str, Any] = {}
         self.over = False
-        """True if training has come to its end; not if the script has other limits by now."""
+        """True if training has ended. After a load it is True only if the script still has the same limits
+        (`num_train_epochs`, `max_steps`)."""
 
     def state_dict(self) -> dict[str, Any]:
         trainer = self._trainer
@@ -276,7 +277,7 @@ class _Carried:
         self.over = state["over"] in (True, self._limits)  # earlier releases wrote only True
 
     def restore(self) -> None:
-        """Load the checkpoint's state into the Trainer after it has made its `TrainerState`."""
+        """Set the Trainer to the loaded state. Called after the Trainer has made its `TrainerState`."""
         trainer, loaded = self._trainer, self._loaded
         if not loaded:
             return
@@ -291,7 +292,7 @@ class _Carried:
 
 
 class _Boundaries(TrainerCallback):
-    """Ends of steps and epochs, and the number of steps of the base batch."""
+    """Callback at the ends of steps and epochs, which also sets `global_step` in steps of the base batch."""
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
@@ -309,8 +310,8 @@ class _Boundaries(TrainerCallback):
         state.global_step = self._trainer.steps.base_steps - 1  # the Trainer adds one
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Set the Trainer's controls if a step passed a multiple of their intervals: the Trainer's own check needs
-        exact multiples."""
+        """Tell the Trainer to log, evaluate or save if the step passed a multiple of the interval. The Trainer itself
+        would check only for exact multiples."""
         state.epoch = self._trainer.steps.epochs
         before, now = self._trainer.job.base_steps, state.global_step
 
@@ -346,6 +347,6 @@ def _accuracy(state: TrainerState) -> float | None:
 
 
 def _nothing_of(inputs: dict[str, Any]) -> dict[str, Any]:
-    """Return the inputs with all labels ignored, so that no item counts."""
+    """Return the inputs with all labels set to be ignored (-100), so that no token counts."""
     names = {"labels", "shift_labels"} & set(inputs)
     return {**inputs, **{name: torch.full_like(inputs[name], -100) for name in names}}
