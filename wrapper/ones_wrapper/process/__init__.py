@@ -1,1 +1,1 @@
-"""A process of the job: its place among the ranks, its signals, its errors, its end, its log. No torch."""
+"""A process of the job: its rank, signals, errors, end and log. Imports no torch."""

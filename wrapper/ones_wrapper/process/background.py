@@ -1,4 +1,4 @@
-"""A function that runs while its caller goes on, in a thread that no end of the process waits for."""
+"""Calls in a thread that does not keep the process from ending."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def run_behind(name: str, function: Callable[[], T]) -> Future[T]:
-    """Run the function in a daemon thread, and return the future of its result."""
+    """Run the function in a daemon thread; return a future of its result."""
     future: Future[T] = Future()
 
     def run() -> None:

@@ -1,4 +1,4 @@
-"""The block that a process belongs to."""
+"""The block to which this process belongs."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ class Block:
     """One start of one task of a job of blocks."""
 
     array: int
-    """Job id of the array, which names the job."""
+    """Job id of the array, which identifies the job."""
     task: int
     restart: int
     """Number of times that Slurm requeued the task."""
 
 
 def own_block(env: Mapping[str, str]) -> Block | None:
-    """Return this process's block. None for a plain job, and for an array's task that is its own job (a sweep's)."""
+    """Return this process's block; None in a plain job, or if each task of the array is a job of its own."""
     if env.get("ONES_BLOCKS") != "1":
         return None
     values = [env.get(name) or "" for name in ("SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID")]

@@ -1,8 +1,8 @@
-"""The end of a rank's process: files are flushed, `atexit` handlers called, and the script's exit code kept.
+"""End of a rank's process: files are flushed, `atexit` handlers are called, and the script's exit code is kept.
 
-The interpreter's own teardown is skipped. During a teardown, a thread of gloo that still holds a Python callback
-sometimes aborts the process (torch 2.13). A finished job would then count as failed. So the teardown's steps are made
-by hand, in the same order: threads, `atexit`, the main module's names, open files.
+The interpreter's own teardown is skipped: in it, a thread of gloo that still holds a Python callback may abort the
+process (torch 2.13). A finished job would then count as failed. So the steps of the teardown are done here, in the same
+order: threads, `atexit`, the main module's names, open files.
 """
 
 from __future__ import annotations
@@ -29,17 +29,18 @@ from ones_wrapper.process.hooks import CHECKPOINT, FLAGS, LOOK, STOP, drop_exit_
 from ones_wrapper.process.log import log
 
 LONGEST_S = 10.0
-"""Longest time in which a rank may end while others wait for it: at a resize, a stop, an error. Slurm kills 30 s after
-its signal (KillWait). A script that has come to its end has no limit."""
+"""Most seconds in which a rank ends while others wait for it: in a resize, a stop, or after an error. Slurm kills
+processes 30 s after its signal (KillWait). The end of a finished script has no limit."""
 
 
 _FILE: type = io.IOBase.__mro__[1]
-"""Base class of all files, in C or Python: a check against it costs a tenth of a check against the abstract class."""
+"""Base class of all file classes in C and Python. A check against it takes a tenth of the time of a check against
+`io.IOBase`."""
 
 
 def flush_files() -> None:
-    """Flush open regular files, buffering log handlers, stdout, stderr and C's streams. Files stay open. Costs a walk
-    over the objects that the script made: some milliseconds."""
+    """Flush stdout, stderr, open regular files, buffering log handlers and C's streams; files stay open. Takes some
+    milliseconds, for a walk over all of the script's objects."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):  # the script may have put anything there
             stream.flush()
@@ -56,9 +57,9 @@ def flush_files() -> None:
 def leave(code: int, *, main: dict[str, Any] | None = None) -> NoReturn:
     """End this rank's process with an exit code, as the interpreter would, but without its teardown.
 
-    `main` holds the names of the script's main module. They are dropped, so that objects with no other reference are
-    finalised (archives, HDF5 files). If another thread than the main one calls this, the script's threads, names and
-    exit hooks are skipped.
+    `main` holds the names of the script's main module. They are dropped, so that objects without other references are
+    finalised (archives, HDF5 files). If the caller is not the main thread, the script's threads, names and exit hooks
+    are skipped.
     """
     in_main = threading.current_thread() is threading.main_thread()
     if in_main:
@@ -82,7 +83,7 @@ def leave(code: int, *, main: dict[str, Any] | None = None) -> NoReturn:
 
 
 def _take(steps: deque[Callable[[], None]]) -> None:
-    """Take the remaining steps; each is taken once, even if two threads call this."""
+    """Call the remaining steps. Each is called once, even if two threads do this."""
     while steps:
         step = steps.popleft()
         try:
@@ -94,7 +95,7 @@ def _take(steps: deque[Callable[[], None]]) -> None:
 
 
 def _end_late(steps: deque[Callable[[], None]], ending: threading.Lock, code: int) -> None:
-    """End the process if one of its steps takes too long; the remaining steps are still taken."""
+    """End the process after `LONGEST_S` seconds. The remaining steps are called first."""
     time.sleep(LONGEST_S)
     with ending:
         log(f"a thread or an exit handler of the script took more than {LONGEST_S:g} s; the rank ends without waiting")
@@ -103,7 +104,7 @@ def _end_late(steps: deque[Callable[[], None]], ending: threading.Lock, code: in
 
 
 def _drop(names: dict[str, Any]) -> None:
-    """Set a module's names to None, as the interpreter does at its end: names with one underscore first."""
+    """Set a module's names to None, those with one leading underscore first, as the interpreter does at its end."""
     threading.excepthook = lambda _: None  # daemon threads find their names gone, and nobody needs to know
     for private in (True, False):
         for name in list(names):
@@ -119,7 +120,8 @@ def _close_files() -> None:
 
 
 def _open_files() -> list[io.IOBase]:
-    """Return the script's regular files open for writing; wrappers come before the files that they write to."""
+    """Return the script's regular files that are open for writing. A wrapper comes before the file to which it
+    writes."""
     # By the type: a proxy's class may be anything, and asking for it may import something.
     files = [one for one in gc.get_objects() if issubclass(type(one), _FILE) and _writes(one)]
     return sorted(files, key=lambda file: (type(file).__module__ == "_io", not isinstance(file, io.TextIOBase)))

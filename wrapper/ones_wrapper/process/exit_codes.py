@@ -6,33 +6,33 @@ import signal
 from collections.abc import Sequence
 
 USAGE_ERROR = 2
-"""Nothing was started, because an option or requirement was missing or contradictory."""
+"""Nothing was started, since an option or requirement is missing or contradictory."""
 
 STOP_CODE = 128 + signal.SIGTERM
-"""Stop by a signal: training is not finished, and Slurm should see that."""
+"""A signal stopped the run before training was finished, which Slurm should see."""
 
 DONT_RESTART = 100
-"""The script or its owner asks that the job ends here: it is neither started again nor requeued."""
+"""The script or its owner wants the job to end: it is neither started again nor requeued."""
 
 OUT_OF_MEMORY = 101
-"""A batch did not fit although it had been made smaller: start the ranks again with the limit learned."""
+"""A local batch did not fit. Half of it is stored as the new limit: the ranks start again with it."""
 
 HUNG = 102
-"""No rank reached a step boundary for `ONES_HANG_S`: start the ranks again from the last checkpoint."""
+"""No rank reached a step boundary for `ONES_HANG_S` seconds: the ranks start again from the last checkpoint."""
 
 PEER_LOST = 103
-"""A block's peer was lost: start the ranks again at once."""
+"""Other ranks of the training were lost: the ranks start again at once."""
 
 NEXT_TERM = 104
-"""The ranks of a block wrote a checkpoint to train on with other blocks: start the ranks again at once."""
+"""The ranks wrote a checkpoint to train with other blocks in the next term: they start again at once."""
 
 DEVICE_FAILED = 105
-"""A GPU, its driver or its links failed: start the ranks again here, and if it fails again, on other nodes."""
+"""A GPU, its driver or its links failed: the ranks start again here, and after another failure on other nodes."""
 
 _CRASHES = ("KILL", "SEGV", "ABRT", "BUS", "FPE", "ILL", "USR1", "USR2")
 CRASHED = tuple(128 + signal.Signals[f"SIG{name}"] for name in _CRASHES)
-"""Exit codes of signals that end a process without the script's will: killed for memory, a dead GPU, a library's abort.
-Slurm or the owner sends the last two, which kill only a process without handlers yet."""
+"""Exit codes of signals that kill a process: out of host memory, a failed GPU, a library's abort. The last two signals
+come from Slurm or the owner, and kill only a process that has no handlers yet."""
 
 
 _CAUSES = ((DONT_RESTART,), (HUNG, OUT_OF_MEMORY), (DEVICE_FAILED,), CRASHED)
@@ -40,8 +40,8 @@ _CONSEQUENCES = ((STOP_CODE,), (PEER_LOST, NEXT_TERM))
 
 
 def explaining_code(codes: Sequence[int]) -> int:
-    """Return the exit code, among the `codes` of one run, that explains the others; 0 for none. When a rank is killed
-    or hangs, the errors of the other ranks are mere consequences."""
+    """Return the exit code among `codes`, of the ranks of one run, that is the cause of the others; 0 if none failed.
+    If a rank is killed or hangs, errors of other ranks are consequences."""
     groups = (*_CAUSES, {*codes}.difference(*_CAUSES, *_CONSEQUENCES), *_CONSEQUENCES)
     ordered = (code for group in groups for code in codes if code and code in group)
     return next(ordered, 0)

@@ -1,8 +1,9 @@
-"""Four classes of errors with four ends: a device's, the configuration's, a peer's, the script's own.
+"""Four classes of errors: of a device, of the configuration, of a peer, and of the script. Each has its own
+consequence.
 
-CUDA's and NCCL's texts are searched first, since they name the cause. "NCCL" or "peer" by itself says little: "peer
-access is not supported" is no lost peer, and an NCCL error may contain a GPU's. Texts are those of cudaGetErrorString
-(CUDA 12, 13), ncclGetErrorString (NCCL 2.30) and torch 2.6 to 2.14.
+Texts of CUDA and NCCL are searched first, since they name the cause. The words "NCCL" or "peer" prove little: "peer
+access is not supported" is no lost peer, and a GPU's error may be inside an NCCL error. Texts are those of
+cudaGetErrorString (CUDA 12, 13), ncclGetErrorString (NCCL 2.30) and torch 2.6 to 2.14.
 """
 
 from __future__ import annotations
@@ -12,20 +13,20 @@ from enum import Enum
 
 
 class Fault(Enum):
-    """Class of an error, by which the job restarts, is requeued, or ends."""
+    """Class of an error. It decides whether the ranks start again, the job is requeued, or the job ends."""
 
     DEVICE = "device"
-    """A GPU, its driver or its links: the ranks start again, and if that fails too, the job is requeued."""
+    """A GPU, its driver or its links failed: the ranks start again; after another failure the job is requeued."""
     CONFIGURATION = "configuration"
-    """An error that would recur on any node: the job ends with a message."""
+    """The error would also occur on any other node: the job ends with a message."""
     PEER = "peer"
-    """Other ranks are gone: a block begins again without them, and the start does not count as a retry."""
+    """Other ranks were lost: a block starts again without them, and this does not count as a retry."""
     SCRIPT = "script"
-    """An error of the script's own: the job ends."""
+    """Error of the script itself: the job ends."""
 
 
 class ConfigurationError(RuntimeError):
-    """The job cannot train as it is configured; the message says why and what to do."""
+    """Error: the job cannot train with its configuration. The message says why, and what to do."""
 
 
 _TEXTS = (
@@ -51,13 +52,13 @@ _PATTERNS = tuple((fault, re.compile(pattern, re.IGNORECASE)) for fault, pattern
 
 
 def fault_in(text: str) -> Fault:
-    """Return the class of an error, found by its text."""
+    """Return the class of an error with this text."""
     return next((fault for fault, pattern in _PATTERNS if pattern.search(text)), Fault.SCRIPT)
 
 
 def fault_of(error: BaseException) -> Fault:
-    """Return the class of an error that a script raised. Only texts of RuntimeErrors are read: torch raises no others
-    for devices and peers."""
+    """Return the class of an error that a script raised. Only the texts of RuntimeErrors are searched, since torch
+    raises these for devices and peers."""
     if isinstance(error, ConfigurationError):
         return Fault.CONFIGURATION
     return fault_in(str(error)) if isinstance(error, RuntimeError) else Fault.SCRIPT

@@ -1,11 +1,11 @@
-"""Handlers of a rank's signals and of its script's end, and a check for libraries that requeue the job too.
+"""Handlers of a rank's signals and of its script's end, and a check for libraries that also requeue the job.
 
-Signals set a flag; the ranks act on it together at the next step boundary. SIGTERM and SIGUSR2 ask to stop after a
-checkpoint (`srun` passes on only SIGUSR2); SIGUSR1 asks only for a checkpoint. Slurm may send a signal to launcher and
-ranks alike, so each may come twice.
+Signals set flags; all ranks act on them together at the next step boundary. SIGTERM and SIGUSR2 request a checkpoint
+and then a stop (`srun` forwards only SIGUSR2); SIGUSR1 requests only a checkpoint. Slurm may signal launcher and ranks,
+so that a rank may get a signal twice.
 
-Exit hooks run when the script ends, with its exit code. `atexit` by itself does not know the code of `sys.exit(3)`, so
-the process that runs the script calls the exit hooks.
+Exit hooks are called with the script's exit code when the script ends. `atexit` does not know the code of
+`sys.exit(3)`, so the process that runs the script calls the exit hooks itself.
 """
 
 from __future__ import annotations
@@ -28,35 +28,36 @@ from ones_wrapper.protocol import LOOK_SIGNAL
 STOP = (signal.SIGTERM, signal.SIGUSR2)
 CHECKPOINT = (signal.SIGUSR1,)
 LOOK = (signal.Signals[f"SIG{LOOK_SIGNAL}"],)
-"""Signal after which a rank reads its orders at once."""
+"""Signal on which a rank reads its orders at once."""
 
 QUIET_S = 2.0
-"""Seconds after a checkpoint in which another request counts as a copy of the answered one."""
+"""Seconds after a checkpoint in which another request for one is ignored, as a copy of the same signal."""
 
 
 class Flags:
-    """Requests that came by signals and are not answered yet."""
+    """Requests by signals that are not yet fulfilled."""
 
     def __init__(self) -> None:
         self.stop = False
         self.checkpoint = self.look = False
         self.armed = False
-        """True if a coming step boundary will check the flags; otherwise a stop ends the script."""
+        """True if a later step boundary will act on the flags. If False, a stop signal ends the script at once."""
         self.leaving = False
-        """True if others wait for the end of this process although it ends with 0."""
+        """True if other processes wait for the end of this one although its exit code is 0."""
         self.tested = False
-        """True if this is a test's rank, which leaves its loop to go on at another size."""
+        """True if this is a rank of `testing`, whose body leaves its loop to continue at another world size."""
         self._quiet_until = 0.0
         self.scripts: dict[int, Callable[[int, FrameType | None], object]] = {}
-        """The script's own handlers, by signal, which are called after ours."""
+        """The script's own handlers by signal, which are called after ours."""
         self.called = False
-        """True once a handler of the script was called."""
+        """True after a handler of the script was called."""
         self._waiting: list[int] = []
-        """Signals whose handlers of the script wait for a step boundary."""
+        """Signals for which the script's handler is to be called at a step boundary."""
         self._calling = False
 
     def handle(self, number: int, frame: FrameType | None) -> None:
-        """Handle a signal. Sets little but flags, since it may run between any two lines of the script."""
+        """Handle a signal. This does little more than set flags, since it may run between any two lines of the
+        script."""
         waits = self.armed and number not in LOOK
         if number in CHECKPOINT:
             self.checkpoint = self.checkpoint or time.monotonic() > self._quiet_until
@@ -73,7 +74,8 @@ class Flags:
             raise SystemExit(STOP_CODE)
 
     def _call_script(self, number: int, frame: FrameType | None) -> None:
-        """Call the script's own handler. If the handler would end the script, stop after a checkpoint instead."""
+        """Call the script's own handler. If the handler tries to end the script during training, request a stop after a
+        checkpoint instead."""
         handler = self.scripts.get(number)
         if handler is None or self._calling:  # the script's handler may call the earlier one: ours
             return
@@ -88,19 +90,21 @@ class Flags:
             self._calling = False
 
     def call_waiting(self) -> None:
-        """Call the script's handlers of signals that came in training: after the checkpoint that the signals ask for. A
-        script whose handler only notes the signal would otherwise leave its loop at another step on each rank."""
+        """Call the script's handlers for signals that came during training, after the checkpoint that they request. If
+        a handler were called at once, and the script left its loop because of it, each rank might do so at another
+        step."""
         waiting, self._waiting = self._waiting, []
         for number in waiting:
             self._call_script(number, None)
 
     def checkpoint_taken(self) -> None:
-        """Clear the request for a checkpoint after the checkpoint was written."""
+        """Clear the request for a checkpoint, since one was written."""
         self.checkpoint = False
         self._quiet_until = time.monotonic() + QUIET_S
 
     def install(self, keep: bool = True) -> None:
-        """Take over the signals of this process (main thread only), and `keep` the script's handlers to be called."""
+        """Set our signal handlers (in the main thread only). With `keep`, the script's handlers are stored, to be
+        called by ours."""
         for number in STOP + CHECKPOINT + LOOK:
             before = signal.getsignal(number)
             if before == self.handle:
@@ -110,7 +114,7 @@ class Flags:
             signal.signal(number, self.handle)
 
     def keep(self) -> None:
-        """Install our handlers again if the script has replaced them; our handlers then call the script's."""
+        """Set our signal handlers again if the script has replaced them; ours then call the script's."""
         if threading.current_thread() is not threading.main_thread():
             return
         if any(signal.getsignal(number) != self.handle for number in STOP + CHECKPOINT):
@@ -118,21 +122,21 @@ class Flags:
 
 
 FLAGS = Flags()
-"""Flags of this process, since signal handlers belong to a process."""
+"""The flags of this process. There is one object, since signal handlers belong to the process."""
 
 
 ExitHook = Callable[[int, str], None]
-"""Function called with the exit code and the text of an uncaught error, if any."""
+"""Function that gets the exit code, and the text of an uncaught error or ''."""
 
 ErrorClassifier = Callable[[BaseException], tuple[int, str] | None]
-"""Function from an uncaught error to the process's exit code and text; None for an ordinary error."""
+"""Function from an uncaught error to (exit code, text); None for errors that it does not know."""
 
 _callbacks: list[ExitHook] = []
 _classifiers: list[ErrorClassifier] = []
 
 
 def on_exit(callback: ExitHook) -> None:
-    """Register `callback`, called once when the script ends, under plain `python` too."""
+    """Register a function that is called once when the script ends, also under plain `python`."""
     if not _callbacks:
         previous = sys.excepthook
 
@@ -146,7 +150,7 @@ def on_exit(callback: ExitHook) -> None:
 
 
 def on_error(classifier: ErrorClassifier) -> None:
-    """Register `classifier`, which gives uncaught errors of the script their exit code."""
+    """Register a function that may choose the exit code for uncaught errors of the script."""
     _classifiers.append(classifier)
 
 
@@ -164,7 +168,7 @@ _CODES = {Fault.DEVICE: DEVICE_FAILED, Fault.CONFIGURATION: USAGE_ERROR}
 
 
 def run_exit_hooks(code: int, note: str) -> None:
-    """Call the exit hooks, since the script ended; later calls do nothing."""
+    """Call the exit hooks, since the script has ended. Further calls do nothing."""
     with suppress(BaseException):  # whatever a handler of the script raises, the exit hooks follow
         FLAGS.call_waiting()
     callbacks = _callbacks[:]
@@ -174,13 +178,13 @@ def run_exit_hooks(code: int, note: str) -> None:
 
 
 def drop_exit_hooks() -> None:
-    """Drop all exit hooks, since the process ends before the script does."""
+    """Remove all exit hooks: the process ends, but the script has not ended."""
     _callbacks.clear()
     _classifiers.clear()
 
 
 def describe_error(error: BaseException) -> str:
-    """Return one line about an error, short enough for a report."""
+    """Return one line about an error, short enough for a report's field."""
     return f"{type(error).__name__}: {error}".splitlines()[0][:300]
 
 
@@ -199,12 +203,12 @@ _HANDLERS = {("submitit", "checkpoint_and_try_requeue"): _SUBMITIT} | {
     for name in ("_slurm_sigusr_handler_fn", "_sigterm_handler_fn")
 }
 _DEEP = 4
-"""Most levels of handlers within handlers that are searched."""
+"""Most levels of nested handlers that are searched."""
 
 
 def requeue_conflict(env: Mapping[str, str] = os.environ) -> str:
-    """Return a message if another library requeues the job too, with the remedy; empty if none was noticed. A batch
-    script that calls `scontrol requeue` by itself is not noticed."""
+    """Return a message with a remedy if another library would also requeue the job; empty if none was found. A batch
+    script that calls `scontrol requeue` itself is not noticed."""
     if env.get("SUBMITIT_EXECUTOR") == "slurm":
         return _SUBMITIT.format(sign="SUBMITIT_EXECUTOR=slurm")
     for number in sorted(signal.valid_signals()):
@@ -217,7 +221,7 @@ def requeue_conflict(env: Mapping[str, str] = os.environ) -> str:
 
 
 def _handlers(handler: Any, deep: int) -> Iterator[Any]:
-    """Yield `handler` and, down to `deep` levels, the handlers in its attribute `signal_handlers`."""
+    """Yield `handler`, and the handlers in its attribute `signal_handlers`, down to `deep` levels."""
     if handler is None or isinstance(handler, int):
         return
     yield handler

@@ -11,7 +11,7 @@ from ones_wrapper.process.log import TORCH_MISSING
 
 
 def at_first_use(package: str, name: str, homes: Mapping[str, str]) -> Any:
-    """Return `name` from its module in `homes`; a missing torch ends the process with a sentence."""
+    """Import `name` from its module in `homes` and return it. If torch is missing, the process ends with a message."""
     if name not in homes:
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
     try:

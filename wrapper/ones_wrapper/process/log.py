@@ -1,4 +1,4 @@
-"""The job's log, which people read."""
+"""The job's log on stderr."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""Nodes and ranks of this start of the job, and each process's rank.
+"""Nodes and ranks of this start of the job, and the rank of each process.
 
-Slurm sets the shape at each start. The environment that `sbatch` froze still holds the counts of the job's first shape,
-and launchers would obey them, so those variables are removed. Each process then checks the rank that its launcher gave
-it against the plan of `ones-run`: a wrong placement fails at the start, else ranks would train side by side, each
-without the others.
+Slurm sets the shape at each start. But the environment that `sbatch` stored still has the counts of the job's first
+shape, which launchers would use. So these variables are removed. Each process then compares the rank from its launcher
+with the plan of `ones-run`. A wrong placement fails at the start; otherwise ranks might train without each other.
 """
 
 from __future__ import annotations
@@ -26,33 +25,33 @@ _STALE = (
     "MPI_LOCALRANKID MPI_LOCALNRANKS",
 )
 STALE = frozenset(" ".join(_STALE).split())
-"""Variables of an older shape, or of another step's layout, which `srun` and MPI would obey."""
+"""Variables of an older shape, or of another step's layout, that `srun` and MPI would use."""
 
 STALE_PREFIXES = ("OMPI_COMM_WORLD_", "MV2_COMM_WORLD_", "PMIX_SERVER_")
 
 
 class LaunchError(Exception):
-    """Nothing was started; the message says what was wrong and what to do."""
+    """Error: nothing was started. The message says what is wrong, and what to do."""
 
 
 def require_torch() -> None:
-    """Raises `LaunchError` if torch is not installed, since every rank would fail at its imports."""
+    """Raise `LaunchError` if torch is not installed: every rank would fail at its import."""
     if find_spec("torch") is None:
         raise LaunchError(TORCH_MISSING)
 
 
 @dataclass(frozen=True)
 class NodeAllocation:
-    """Nodes of one run, and the ranks on each node."""
+    """Nodes of one run, and the number of ranks on each node."""
 
     nodes: int
     ranks_per_node: int
     address: str
     """Host of rank 0."""
     hosts: str = ""
-    """Slurm's list of the nodes; empty outside Slurm."""
+    """Slurm's list of the nodes, compressed; empty outside of Slurm."""
     gpus_known: bool = False
-    """True if Slurm counts GPUs, and hands them out to steps that ask."""
+    """True if Slurm manages GPUs, so that a step must request them."""
     job_id: int = 0
     restart: int = 0
 
@@ -63,7 +62,7 @@ class NodeAllocation:
 
 
 def number(env: Mapping[str, str], name: str) -> int | None:
-    """Return an environment variable as a count; None if it is not set. Raises `LaunchError`."""
+    """Return an environment variable as a number; None if it is not set. Raises `LaunchError` if it is no number."""
     text = env.get(name, "").strip()
     if not text:
         return None
@@ -73,14 +72,14 @@ def number(env: Mapping[str, str], name: str) -> int | None:
 
 
 def free_port() -> int:
-    """Return a port of this machine that the system picks. The port is not reserved, and nothing here depends on it."""
+    """Return a free port of this machine. It is not reserved, so another process may take it."""
     with socket.create_server(("", 0)) as listener:
         return int(listener.getsockname()[1])
 
 
 def allocation(env: Mapping[str, str], asked: int | None) -> NodeAllocation:
-    """Return the allocation that `env` describes. `asked` is the number of ranks per node if Slurm counts no GPUs;
-    Slurm's count has priority, since a resize changes it. Raises `LaunchError`."""
+    """Return the allocation that `env` describes. `asked` is the number of ranks per node, for sites where Slurm
+    manages no GPUs. If Slurm gives a number of GPUs, that is used, since a resize changes it. Raises `LaunchError`."""
     restart = number(env, "SLURM_RESTART_COUNT") or 0
     if not env.get("SLURM_JOB_ID"):
         return NodeAllocation(1, asked or 1, "127.0.0.1", restart=restart)
@@ -104,8 +103,8 @@ def allocation(env: Mapping[str, str], asked: int | None) -> NodeAllocation:
 
 
 def idle_gpus(env: Mapping[str, str], world: int) -> str:
-    """Return an error message if a launcher other than `ones-run` started more or fewer ranks than the job has GPUs.
-    Empty if the numbers agree, or Slurm counts no GPUs."""
+    """Return an error message if a launcher other than `ones-run` started another number of ranks than the job has
+    GPUs. Empty if the numbers agree, or if Slurm manages no GPUs."""
     each, nodes = _count(env, "SLURM_GPUS_ON_NODE"), _count(env, "SLURM_JOB_NUM_NODES") or 1
     if "ONES_LAUNCHED" in env or not each or each * nodes == world:
         return ""
@@ -118,7 +117,7 @@ def idle_gpus(env: Mapping[str, str], world: int) -> str:
 
 
 def without_stale(env: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment without variables of another shape or step (`STALE`, `STALE_PREFIXES`)."""
+    """Return the environment without variables of an older shape or another step (`STALE`, `STALE_PREFIXES`)."""
     return {k: v for k, v in env.items() if k not in STALE and not k.startswith(STALE_PREFIXES)}
 
 
@@ -135,12 +134,14 @@ _MPI = (
     ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
     ("PMIX_RANK", "", "", ""),
 )
-"""Names of the variables of each process manager: (rank, size, local rank, local size); empty if it has none."""
+"""Variables of each process manager, as (rank, size, local rank, local size); an empty name if it has no such
+variable."""
 
 
 @dataclass(frozen=True)
 class ProcessNumber:
-    """Numbers that a launcher gave a process; None for a number that it does not give."""
+    """Rank and size that a launcher gave to a process; None for what it does not give. `source` is the variable of the
+    rank."""
 
     rank: int
     size: int | None = None
@@ -151,7 +152,7 @@ class ProcessNumber:
 
 @dataclass(frozen=True)
 class Placement:
-    """Rank of a process."""
+    """Rank and node of a process."""
 
     rank: int
     world: int
@@ -161,8 +162,8 @@ class Placement:
     nodes: int
 
     def env(self) -> dict[str, str]:
-        """Environment variables that torchrun gives each rank (torch.distributed.run, "Environment Variables"): all
-        ranks have one role. `contract` has the variables that are the same for all ranks."""
+        """Return the variables that torchrun sets for each rank (torch.distributed.run, "Environment Variables"). All
+        ranks have the same role. Variables with the same value on all ranks are in `contract`."""
         return {
             "RANK": str(self.rank),
             "LOCAL_RANK": str(self.local_rank),
@@ -177,11 +178,11 @@ class Placement:
 
 
 def contract(has: NodeAllocation, attempt: int, retries: int) -> dict[str, str]:
-    """Environment that torchrun gives to all ranks of a run alike, besides `MASTER_ADDR` and `MASTER_PORT`.
+    """Return the variables that torchrun sets to the same value on all ranks, except `MASTER_ADDR` and `MASTER_PORT`.
 
-    `attempt` is the number of earlier starts of the ranks in this allocation, and `retries` its maximum. With these
-    variables, scripts and frameworks take these ranks for torchrun's, and none asks Slurm for the ranks or requeues the
-    job. No agent holds a store at `MASTER_PORT`: `env://` leads to the job's own store (`network.rendezvous`).
+    `attempt` is the number of earlier starts of the ranks in this allocation, `retries` the most of them. With these
+    variables scripts and frameworks behave as under torchrun: they neither read ranks from Slurm nor requeue the job.
+    No torchrun agent has a store at `MASTER_PORT`: `env://` connects to the job's own store (`network.rendezvous`).
     """
     return {
         "TORCHELASTIC_RUN_ID": str(has.job_id),
@@ -197,8 +198,8 @@ def _count(env: Mapping[str, str], name: str) -> int | None:
 
 
 def find_task(env: Mapping[str, str], launcher: str) -> ProcessNumber:
-    """Return this process's number as its launcher gives it. Raises `LaunchError` if it gives none. Under `mpirun`
-    Slurm's own variables are those of the batch script or of Hydra's proxies, and do not count."""
+    """Return the number that the launcher gave to this process. Raises `LaunchError` if it gave none. Under `mpirun`,
+    Slurm's variables are used last, since they may be those of the batch script or of Hydra's proxies."""
     if launcher == "local":
         return ProcessNumber(0, 1, 0, 1, "local")
     for names in (_SLURM, *_MPI) if launcher == "srun" else (*_MPI, _SLURM):
@@ -212,7 +213,8 @@ def find_task(env: Mapping[str, str], launcher: str) -> ProcessNumber:
 
 
 def check(task: ProcessNumber, tasks: int, tasks_per_node: int, launcher: str) -> None:
-    """Compare a task with the planned numbers of tasks. Raises `LaunchError` with the reason and the remedy."""
+    """Raise `LaunchError`, with a remedy, if a process's numbers are not as planned: `tasks` processes,
+    `tasks_per_node` on each node."""
     wrong = ""
     if task.size == 1 < tasks:
         wrong = f"each process believes that it has no others, and there should be {tasks}"
@@ -230,7 +232,7 @@ def check(task: ProcessNumber, tasks: int, tasks_per_node: int, launcher: str) -
 
 
 def own_node(env: Mapping[str, str]) -> int:
-    """Return this node's number, for a node launcher. Raises `LaunchError`."""
+    """Return this node's number, for a node launcher. Raises `LaunchError` if it is not as planned."""
     launcher, nodes = env.get("ONES_LAUNCHER", "local"), int(env["ONES_NODES"])
     task = find_task(env, launcher)
     check(task, nodes, 1, launcher)
@@ -244,7 +246,7 @@ def placement_on(node: int, nodes: int, ranks_per_node: int, local_rank: int) ->
 
 
 def own_placement(env: Mapping[str, str]) -> Placement:
-    """Return the placement of a rank that the launcher itself started. Raises `LaunchError`."""
+    """Return the placement of a rank that the launcher itself started. Raises `LaunchError` if it is not as planned."""
     launcher, nodes, each = env["ONES_LAUNCHER"], int(env["ONES_NODES"]), int(env["ONES_GPUS_PER_NODE"])
     task = find_task(env, launcher)
     check(task, nodes * each, each, launcher)

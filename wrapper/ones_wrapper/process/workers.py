@@ -1,7 +1,7 @@
-"""Keeps a DataLoader's workers from acting on the signals of their rank.
+"""Protection of a DataLoader's workers against signals to their rank.
 
-Slurm sends its signals to every process of a step. A worker that died of a signal would end its rank with an error, at
-the very moment in which the rank writes its checkpoint.
+Slurm signals every process of a step. If a worker died of a signal, its rank would end with an error, just when the
+rank writes its checkpoint.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ _DATA_LOADER = "torch.utils.data.dataloader"
 
 
 def shield_workers() -> None:
-    """Make workers forked from now on leave signals to this process, those of the script's DataLoaders included."""
+    """Make the workers of all DataLoaders, also the script's own, ignore the rank's signals if they are forked from now
+    on."""
     os.register_at_fork(after_in_child=_in_child)
 
 
@@ -29,7 +30,7 @@ def _in_child() -> None:
 
 
 def leave_signals_to_rank() -> None:
-    """Ignore all signals in a worker, except its rank's SIGTERM, by which multiprocessing ends it."""
+    """Ignore all signals in a worker, except SIGTERM from its rank, by which multiprocessing ends it."""
     if signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM}):
         return  # done before
     # A handler rather than SIG_IGN, which programs that the worker starts would inherit.
