@@ -1,4 +1,4 @@
-"""Interface of each kind of database, for what SQLAlchemy does not do itself; and the errors of this package."""
+"""Interface of a database, for what SQLAlchemy does differently on SQLite and PostgreSQL, and this package's errors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class StoreLost(StoreError):
 
 
 class NotLeader(StoreError):
-    """Error: another companion of the cluster may lead by now, so the caller must not act."""
+    """Error: this companion no longer leads its cluster, or cannot be sure that it does, so it must not act."""
 
 
 class UnknownRecord(StoreError):
@@ -43,25 +43,25 @@ class ResizeConflict(StoreError):
 
 
 BUSY_S = 30.0
-"""Seconds for which a call waits while another process writes."""
+"""Longest wait of a call while another process writes, in seconds. Then `StoreBusy` is raised."""
 
 UPGRADE = "slurm-ones db upgrade"
 
 Mode = Literal["read", "watch", "write", "upgrade"]
-"""Use of an engine's connections: read once, read repeatedly, write, or change the schema."""
+"""Use of an engine: `read` once, `watch` (read repeatedly), `write`, or `upgrade` the schema."""
 
 TOO_LARGE = "a number beyond 64 bits cannot be stored"
 
 
 def this_process() -> str:
-    """Return the name of this process in the table of leaders, host:process id."""
+    """Return this process as host:process id, its name in the table `leaders`."""
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
 class Backend(Protocol):
-    """One database of one kind. `ones_db.engine.backend_of` makes it; other code does not know which kinds there are.
+    """A database on SQLite or PostgreSQL. `ones_db.engine.backend_of` makes it; other code works with either kind.
 
-    Methods with a body are defaults. A kind of database overrides them if it needs more.
+    Methods with a body are defaults, which a kind of database may override.
     """
 
     place: str
@@ -75,32 +75,32 @@ class Backend(Protocol):
         return True
 
     def stamp(self) -> object:
-        """Return a value that changes with each write, without a query; None if only a query could show that."""
+        """Return a value that changes with each write to the database, without a query; None if none is known now."""
         return None
 
     def engine(self, mode: Mode) -> Engine:
         """Return an engine for this use. Its connections have the settings that the contract of `Store` needs."""
 
     def options(self, write: bool) -> Mapping[str, Any]:
-        """Return SQLAlchemy's execution options for a transaction that writes, or that only reads."""
+        """Return SQLAlchemy's execution options for a transaction. With `write` False, it only reads."""
         return {}
 
     def explained(self, error: DBAPIError) -> StoreError:
         """Return an error of the driver as a `StoreError` whose message says what to do."""
 
     def back_up(self, revision: str) -> str | None:
-        """Copy the whole database before an upgrade from this schema revision. Return the place of the copy.
+        """Copy the whole database before its schema `revision` is upgraded. Return the path of the copy.
 
-        None means that no copy is made, because that is the admin's task.
+        None means that no copy was made: of a database on a server, the admin makes it.
         """
         return None
 
     def orphans(self, connection: Connection) -> list[str]:
-        """Return rows whose parent rows are missing; empty if the database checks foreign keys itself."""
+        """Return rows that refer to missing rows; empty if the database itself refuses such rows."""
         return []
 
     def insert(self, table: Table) -> Any:
-        """Return an INSERT statement that has the database's own `on_conflict` clauses."""
+        """Return SQLAlchemy's INSERT for this kind of database, which can say `on_conflict_do_nothing` and the like."""
 
     def add_rows(self, connection: Connection, table: Table, rows: Sequence[Sequence[Any]]) -> None:
         """Insert many rows as fast as the driver can. If a row's key is stored already, the stored row stays.
@@ -109,5 +109,6 @@ class Backend(Protocol):
         """
 
     def renumber(self, connection: Connection, table: Table) -> None:
-        """Make the table generate keys above the largest stored one, after rows were inserted with their keys."""
+        """Set the table's next generated key above its largest key. Call it after inserting rows together with their
+        keys."""
         return

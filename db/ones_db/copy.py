@@ -1,7 +1,8 @@
-"""Copies all rows of one database into another of any kind, and checks the copy. So a site can move its database.
+"""Copy of all rows from one database to another, such as from SQLite to PostgreSQL, with a check of the result.
 
-Both databases are read in pages by their keys, and only pages that differ are copied. So a copy that was killed can be
-continued. A second copy, after the companion has stopped, adds only new rows.
+Rows are compared in pages, in the order of their keys, and only pages that differ are copied. So a copy that was killed
+can be continued. To move a site, copy once while the companion runs and once after it has stopped: the second copy is
+short.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from ones_db.engine import (
 from ones_db.tables import METADATA, SCHEMA_REVISION
 
 PAGE = 20_000
-"""Number of rows that are compared together, and copied in one transaction."""
+"""Number of rows in a page. A page is compared as a whole, and copied in one transaction."""
 
 Progress = Callable[[str, str, int, int], None]
 """Callback for progress: (action, table, rows done, rows in all). The action is "compared", "copied" or "verified"."""
@@ -44,16 +45,16 @@ class Moved:
 
     table: str
     rows: int
-    """Number of rows in each of the two databases."""
+    """Number of rows in the table, which source and target have in common after the copy."""
     copied: int
-    """Number of rows that this call stored. The target already had the others."""
+    """Number of rows that this call stored in the target. The other rows were there already."""
     checksum: str
     """SHA-256 of all rows in the order of their keys."""
 
 
 @dataclass(frozen=True)
 class _Page:
-    """Rows of a table with keys above `after` and at most `last`. None means no limit."""
+    """Rows of a table with keys above `after`, up to and including `last`. None means no limit."""
 
     table: Table
     after: Row | None
@@ -66,7 +67,7 @@ class _Page:
         return query if self.last is None else query.where(key <= self.last)
 
     def rows(self, connection: Connection, limit: int | None = None) -> list[Row]:
-        """Return the rows in the order of their keys, with text in the form that this version stores (`SafeText`)."""
+        """Return at most `limit` rows of the page, by their keys, with text as `SafeText` would store it."""
         query = self.where(select(self.table)).order_by(*self.table.primary_key).limit(limit)
         words = {
             i: column.type.bind_processor(connection.dialect) or (lambda value: value)
@@ -84,8 +85,10 @@ def copy(
 
     The source is read as of one moment, and may be written meanwhile. The target is created if it does not exist. It
     may hold rows of an earlier copy of this source, even an unfinished one, but no other rows. Until the copy is
-    complete, no store opens the target. Raises `StoreError` if the target has a row that the source lacks; nothing is
-    changed then. Raises `SchemaError` if source or target does not have this version's schema.
+    complete, `Store.open` refuses the target.
+
+    Raises `StoreError` if the target has a row that the source lacks; nothing is changed then. Raises `SchemaError` if
+    source or target does not have this version's schema.
     """
     if backend_of(source).place == backend_of(target).place:
         raise StoreError(f"{backend_of(source).place}: source and target are the same database")
@@ -120,7 +123,7 @@ def _mark(connection: Connection, revision: str) -> None:
 
 
 def _pages(table: Table, connection: Connection, size: int) -> Iterator[tuple[_Page, list[Row]]]:
-    """Yield the table in pages by key, each with its rows. The last page has no upper limit."""
+    """Yield (page, its rows) for the whole table in the order of its keys. The last page has no upper limit."""
     places = [list(table.columns).index(column) for column in table.primary_key]
     after: Row | None = None
     while True:
@@ -134,7 +137,7 @@ def _pages(table: Table, connection: Connection, size: int) -> Iterator[tuple[_P
 
 class _Compared(NamedTuple):
     differ: list[tuple[_Page, bool]]
-    """(page, has rows) of each page that differs. `has rows` is True if the target has rows in the page."""
+    """(page, occupied) of each page that differs. `occupied` is True if the target has rows in the page."""
     rows: int
     checksum: str
     """SHA-256 of the source's rows."""
@@ -161,7 +164,7 @@ def _compared(
 def _refuse_others(
     table: Table, rows: Sequence[Row], there: Sequence[Row], source: Connection, target: Connection
 ) -> None:
-    """Raise `StoreError` if this page of the target has a row with keys that the source does not have."""
+    """Raise `StoreError` if `there`, the target's rows of a page, has a row whose keys the source lacks."""
     indexes = [index for index in table.indexes if index.unique]
     uniques = [constraint for constraint in table.constraints if isinstance(constraint, UniqueConstraint)]
     keys: list[Any] = [table.primary_key, *uniques, *indexes]
@@ -173,14 +176,14 @@ def _refuse_others(
         key = ", ".join(f"{table.columns[i].name} {other[i]!r}" for i in places)
         raise StoreError(
             f"{backend_behind(target).place}: holds other data, such as this row of {table.name}, which "
-            f"{backend_behind(source).place} has not: {key}; name an empty database"
+            f"{backend_behind(source).place} lacks: {key}; name an empty database"
         )
 
 
 def _fill(
     table: Table, pages: Sequence[tuple[_Page, bool]], source: Connection, target: Engine, progress: Progress
 ) -> int:
-    """Copy these pages, each in a transaction, and return the number of rows stored."""
+    """Copy these pages, each in a transaction. Return the number of rows stored."""
     parent = any(key.column.table is table for other in METADATA.tables.values() for key in other.foreign_keys)
     names = [column.name for column in table.columns]
     keys = [column.name for column in table.primary_key]

@@ -32,11 +32,12 @@ _NEWEST_DECISIONS = (
 _DECIDED_UNTIL = select(select(func.max(DECISIONS.c.id)).scalar_subquery(), func.max(JOBS.c.id), func.count()).where(
     JOBS.c.cluster_id == CLUSTER, JOBS.c.end_time.is_(None)
 )
-"""Query whose result changes whenever that of `newest_decisions` does: last decision, last open job, number of them."""
+"""Query of (id of the last decision, id of the last open job, number of open jobs). While this row is the same, so is
+the result of `newest_decisions`."""
 
 
 def _first(lines: Select[Any], most: int) -> Select[Any]:
-    """Return a query that keeps at most `most` jobs of each decision. Jobs with a new size come first."""
+    """Return the query `lines` with at most `most` jobs of each decision: first those whose shape or batch changes."""
     pairs = (("nodes", "from_nodes"), ("gpus_per_node", "from_gpus_per_node"), ("batch", "from_batch"))
     changes = or_(*(DECISION_JOBS.c[new].is_distinct_from(DECISION_JOBS.c[old]) for new, old in pairs))
     order = (case((changes, 0), else_=1), JOBS.c.job_id)
@@ -48,7 +49,7 @@ def _first(lines: Select[Any], most: int) -> Select[Any]:
 def _alternatives(
     connection: Connection, decision_ids: Collection[int], jobs: Collection[int] | None = None
 ) -> dict[tuple[int, int], tuple[AlternativeRecord, ...]]:
-    """Return the alternatives of these decisions, by decision and job. `jobs` limits them to some jobs (jobs.id)."""
+    """Return the alternatives by (decision, jobs.id). `jobs` (jobs.id) limits them to these jobs."""
     query = select(ALTERNATIVES).where(among(ALTERNATIVES.c.decision_id, decision_ids)).order_by(ALTERNATIVES.c.rank)
     if jobs is not None:
         query = query.where(among(ALTERNATIVES.c.job_id, jobs))
@@ -63,11 +64,12 @@ class DecisionStore(Transactions):
     """Part of a `Store`: decisions and resizes."""
 
     _newest_decided: tuple[tuple[Any, ...], dict[int, DecisionJobRecord]] = (), {}
-    """Last result of the query `_decided_until`, and the result of `newest_decisions` at that time."""
+    """Last row of the query `_DECIDED_UNTIL`, and the result of `newest_decisions` that belongs to it."""
 
     @noting
     def add_decision(self, connection: Connection, record: DecisionRecord) -> int:
-        """Store a decision with its jobs, and return its id. If its time and policy are stored already, do nothing."""
+        """Store a decision with its jobs, and return its id. If one with this time and policy is stored, return that
+        one's id."""
         keys = keys_of(connection, self._cluster, {job.job_id for job in record.jobs})
         known = connection.scalar(
             select(DECISIONS.c.id).where(
@@ -98,7 +100,7 @@ class DecisionStore(Transactions):
 
     @reading
     def decisions(self, connection: Connection, job_id: int, limit: int = 20) -> list[DecisionRecord]:
-        """Return the newest decisions about a job, newest first. Each has only this job in it."""
+        """Return the last `limit` decisions about a job, newest first. Each lists only this job."""
         job = key_of(connection, self._cluster, job_id)
         query = (
             select(DECISIONS, DECISION_JOBS)
@@ -122,9 +124,9 @@ class DecisionStore(Transactions):
 
     @reading
     def newest_decisions(self, connection: Connection) -> dict[int, DecisionJobRecord]:
-        """Return the newest decision about each job that has not ended, without its alternatives.
+        """Return the newest decision about each job that has not ended, by job id, without its alternatives.
 
-        They are read again only after a decision, a submission or a job's end.
+        The result is cached until a decision, a submission or a job's end is stored.
         """
         newest = tuple(connection.execute(_DECIDED_UNTIL, {"cluster": self._cluster}).one())
         if self._newest_decided[0] != newest:
@@ -145,10 +147,11 @@ class DecisionStore(Transactions):
         before: int | None = None,
         changes: bool = False,
     ) -> list[DecisionRecord]:
-        """Return the newest decisions, newest first, each with its jobs.
+        """Return the last `limit` decisions, newest first, each with its jobs.
 
-        `before` selects decisions with lower ids, `user` the jobs of one user, and `changes` only changes that were
-        carried out. `most` limits the jobs of each decision; jobs that get another size come first.
+        `before` selects decisions with a lower id, `user` the jobs of one user. `changes` selects jobs whose change the
+        companion began to carry out. `most` limits the jobs of each decision; those that get another shape or batch
+        come first.
         """
         query = (
             select(DECISIONS)
@@ -220,7 +223,7 @@ class DecisionStore(Transactions):
     ) -> ResizeRecord:
         """Store the state that a resize enters, before that state's action is taken. Return the resize.
 
-        `deadline` is the deadline of the new state, if it has one. If no order number is given, the number stays.
+        `deadline` is that of the new state, in Unix seconds. Without an order number, the stored one stays.
         """
         before = self._resize(connection, resize_id)
         if before.ended is not None:
@@ -239,7 +242,7 @@ class DecisionStore(Transactions):
         time: float,
         pause_s: float | None = None,
     ) -> ResizeRecord:
-        """Store the end of a resize, and return the resize. The state is `RESIZE_DONE` if it took effect."""
+        """Store the end of a resize, and return the resize. Its end state is `RESIZE_DONE` if it took effect."""
         before = self._resize(connection, resize_id)
         if before.ended is not None:
             if (before.state, before.ended) == (state, time):
@@ -252,13 +255,13 @@ class DecisionStore(Transactions):
 
     @noting
     def note_held(self, connection: Connection, resize_id: int, tasks: Sequence[int]) -> ResizeRecord:
-        """Store which tasks of a job of blocks the companion is about to hold for a resize. Return the resize."""
+        """Store which waiting tasks the companion is about to hold for a resize by blocks. Return the resize."""
         before = self._resize(connection, resize_id)
         return self._changed(connection, before, replace(before, held=tuple(tasks)))
 
     @noting
     def note_let_go(self, connection: Connection, resize_id: int, tasks: Sequence[int]) -> ResizeRecord:
-        """Store which tasks of a job of blocks are no longer held for a resize. Return the resize."""
+        """Store which tasks are no longer held for a resize by blocks. Return the resize."""
         before = self._resize(connection, resize_id)
         return self._changed(connection, before, replace(before, let_go=tuple(tasks)))
 
@@ -266,9 +269,10 @@ class DecisionStore(Transactions):
     def note_preempted(
         self, connection: Connection, resize_id: int, tasks: Sequence[int], let_go: Sequence[int]
     ) -> ResizeRecord:
-        """Store which tasks of a job of blocks are held after a resize, because Slurm has preempted them or may do so.
+        """Store which tasks are held after a resize by blocks, since Slurm preempted them or may do so. Return the
+        resize.
 
-        `let_go` are the tasks that are still not held. Return the resize.
+        `let_go` are the tasks that were held for the resize, and still are not held again.
         """
         before = self._resize(connection, resize_id)
         return self._changed(connection, before, replace(before, preempted=tuple(tasks), let_go=tuple(let_go)))
@@ -287,7 +291,7 @@ class DecisionStore(Transactions):
         return known.get(resize_id) or _found(connection, self._cluster, resize_id)
 
     def _noted(self, record: ResizeRecord) -> ResizeRecord:
-        """Put a stored resize into the cache, and return it."""
+        """Put a stored resize into the cache, or drop it from the open ones if it has ended. Return it."""
         if (known := self._remembered("open resizes").get(())) is not None:
             known[record.id] = record
             if record.ended is not None:
@@ -299,7 +303,7 @@ class DecisionStore(Transactions):
     def _changed(
         self, connection: Connection, before: ResizeRecord, after: ResizeRecord, step: ResizeStepRecord | None = None
     ) -> ResizeRecord:
-        """Store the fields of a resize that have changed, and a step. Return the changed resize."""
+        """Store the fields in which `after` differs from `before`, and the step if there is one. Return `after`."""
         was, now = row_of(before), row_of(after)
         values = {name: value for name, value in now.items() if value != was[name]}
         change_rows(connection, RESIZES, tuple(values), [{**values, "key": after.id}])
@@ -309,7 +313,10 @@ class DecisionStore(Transactions):
 
     @remembering("resizes")
     def resizes_of(self, connection: Connection, job_id: int) -> dict[int, ResizeRecord]:
-        """Return a job's resizes by id, as they began; empty for an unknown job. The cache's own: do not change it."""
+        """Return a job's resizes by id, in the order of their starts; empty for an unknown job.
+
+        The dictionary is the cache's own, so do not change it.
+        """
         query = (
             with_job(RESIZES, self._cluster)
             .where(latest(self._cluster), JOBS.c.job_id == job_id)
@@ -321,7 +328,8 @@ class DecisionStore(Transactions):
     def resizes(
         self, connection: Connection, job_id: int | None = None, decisions: Sequence[int] | None = None
     ) -> list[ResizeRecord]:
-        """Return the resizes of a job or of all jobs, oldest first; with `decisions`, only those of some decisions."""
+        """Return the resizes of a job or of all jobs, oldest first; with `decisions` (ids), only those of these
+        decisions."""
         query = with_job(RESIZES, self._cluster).order_by(RESIZES.c.id)
         if decisions is not None:
             query = query.where(RESIZES.c.decision_id.in_(decisions))
@@ -331,14 +339,15 @@ class DecisionStore(Transactions):
 
     @reading
     def resize_steps(self, connection: Connection, resize_id: int) -> list[ResizeStepRecord]:
-        """Return the states of a resize in order."""
+        """Return the states that a resize has entered, in order."""
         _found(connection, self._cluster, resize_id)
         query = select(STEPS).where(STEPS.c.resize_id == resize_id).order_by(STEPS.c.sequence)
         return [record_of(ResizeStepRecord, row) for row in connection.execute(query).mappings()]
 
     @reading
     def resize_phases(self, connection: Connection, ended: Iterable[ResizeRecord]) -> dict[int, dict[str, float]]:
-        """Return the seconds of each known phase, by the resize's id and then the column in the view `resize_cost`."""
+        """Return the seconds of each known phase: by the resize's id, then by the phase's column in the view
+        `resize_cost`."""
         query = text(
             f"SELECT {', '.join(PHASES)} FROM resize_cost "
             "WHERE cluster = :cluster AND job_id = :job_id AND start_time = :started"
@@ -352,7 +361,7 @@ class DecisionStore(Transactions):
 
 
 _MEANT = ("restart", "new_nodes", "new_gpus_per_node", "new_batch", "mechanism", "added", "dropped", "new_kind")
-"""Columns that say what a resize is to do. They are equal if the same resize is stored a second time."""
+"""Columns that describe the aim of a resize. Two calls that agree in them and in the start store the same resize."""
 
 PHASES = tuple(one.name for one in RESIZE_COST.columns if one.name.endswith("_s") and one.name != "total_s")
 """Columns of the view `resize_cost` that are seconds of a phase."""
@@ -375,7 +384,7 @@ def _has_ended(resize: ResizeRecord) -> ResizeConflict:
 
 
 def _next_step(connection: Connection, step: ResizeStepRecord) -> None:
-    """Store a step, unless it equals the last stored one. So a call that is repeated after a crash changes nothing."""
+    """Store a step, unless it equals the last stored one: a call may be repeated after a crash."""
     last = record_of(ResizeStepRecord, connection.execute(_LAST_STEP, {"key": step.resize_id}).mappings().one())
     if replace(last, sequence=0) != step:
         _step(connection, replace(step, sequence=last.sequence + 1))

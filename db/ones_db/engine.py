@@ -1,7 +1,6 @@
-"""Transactions over the database at a URL, statements that insert and update, the schema check, and the base of a
-store.
+"""Transactions, INSERT and UPDATE statements, the check of the schema, and the base class of `Store`.
 
-A leader's term fences the store's writes: a write in an older term fails. alembic is not imported here, so that
+A leader's term fences its writes: once a newer term has begun, they fail. alembic is not imported here, so that
 commands start fast.
 """
 
@@ -31,18 +30,18 @@ def backend_of(url: str) -> Backend:
         parsed = make_url(url)
     except (ArgumentError, ValueError):  # its port is no number
         # Not shown if it may hold a password.
-        shown = "what is given" if "@" in url else repr(url)
+        shown = "the given text" if "@" in url else repr(url)
         raise StoreError(f"{shown} is not a database URL; {FORMS}") from None
     kind = parsed.get_backend_name()
     if kind == "sqlite":
         return SQLite(parsed)
     if kind == "postgresql":
         return PostgreSQL(parsed)
-    raise StoreError(f"{kind}: no database of a kind that is known here; {FORMS}")
+    raise StoreError(f"{kind}: unknown kind of database; {FORMS}")
 
 
 def names_password(url: str) -> bool:
-    """Return True if the URL has a password. Lists of processes and shell histories would show it."""
+    """Return True if the URL has a password, which lists of processes and shell histories would show."""
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError):
@@ -66,7 +65,7 @@ def _existing(url: str) -> Backend:
 
 @contextmanager
 def opened(url: str, mode: Mode = "read") -> Iterator[Engine]:
-    """Context with an engine for the database at a URL. Raises `SchemaError` if it must exist but does not."""
+    """Context with an engine for the database at a URL. To read, it must exist: raises `SchemaError` if it does not."""
     backend = _existing(url) if mode == "read" else backend_of(url)
     engine = backend.engine(mode)
     try:
@@ -89,9 +88,10 @@ def checked(url: str) -> Engine:
 
 @contextmanager
 def transaction(engine: Engine, *, write: bool = False) -> Iterator[Connection]:
-    """Context of a transaction. At its end the changes are durable; if it raises an error, they are undone.
+    """Context of a transaction. Its changes are durable after the block, and undone if the block raises an error.
 
-    A transaction that reads sees one moment. Writers wait for each other; readers do not wait for writers.
+    A transaction that only reads sees the database of one moment. Writers wait for each other; readers do not wait for
+    writers.
     """
     backend = backend_behind(engine)
     try:
@@ -109,14 +109,14 @@ OF_JOBS = ("positions", "reported", "members", "histories", "resizes")
 Known = TypeVar("Known", bound=Hashable)
 Found = TypeVar("Found")
 UNFINISHED = " copying"
-"""Suffix of the schema revision while a copy by `ones_db.copy` is not finished."""
+"""Suffix of the target's schema revision while `ones_db.copy` has not finished a copy."""
 
 
 def revision_of(connection: Connection, *, unfinished: bool = False) -> str | None:
     """Return the schema revision of the database; None if the database is empty.
 
-    Raises `SchemaError` if all its tables are another program's, or if it is an unfinished copy. With `unfinished`,
-    such a copy is accepted.
+    Raises `SchemaError` if all its tables are another program's. Raises it for an unfinished copy too, unless
+    `unfinished` is True.
     """
     place = backend_behind(connection).place
     tables = inspect(connection).get_table_names()
@@ -137,8 +137,7 @@ def check_revision(connection: Connection, *, unfinished: bool = False) -> None:
         raise SchemaError(f"{place}: an empty database; run `{UPGRADE}`")
     if found < SCHEMA_REVISION:
         raise SchemaError(
-            f"{place}: schema {found} is older than {SCHEMA_REVISION}; "
-            f"run `{UPGRADE}` (of a file, it makes a copy first)"
+            f"{place}: schema {found} is older than {SCHEMA_REVISION}; run `{UPGRADE}` (it copies an SQLite file first)"
         )
     if found > SCHEMA_REVISION:
         raise SchemaError(
@@ -154,7 +153,10 @@ def add_new(connection: Connection, table: Table, rows: Sequence[Mapping[str, An
 
 
 def add_rows(connection: Connection, table: Table, rows: Sequence[Sequence[Any]]) -> None:
-    """Do the same as `add_new` for many rows, faster. Each has a value for every column, in the table's order."""
+    """Insert the rows whose keys are new, faster than `add_new` if they are many.
+
+    Each row has a value for every column, in the table's order.
+    """
     backend_behind(connection).add_rows(connection, table, rows)
 
 
@@ -174,7 +176,10 @@ def _storing(insert: Callable[[Table], Any], table: Table, key: Sequence[str], n
 
 
 def change_rows(connection: Connection, table: Table, names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
-    """Update columns `names` of rows. Each row has its id under "key". Names and rows may be empty."""
+    """Update the columns `names` in rows. Each row maps columns to values, and "key" to its id.
+
+    Names and rows may be empty; then nothing is done.
+    """
     if names and rows:
         connection.execute(_changing(table, tuple(names)), rows)
 
@@ -194,7 +199,7 @@ class LeaderRecord(NamedTuple):
 
 
 def leader_of(connection: Connection, cluster: int) -> LeaderRecord | None:
-    """Return the companion that leads the cluster (clusters.id) or led it last; None if there was never one."""
+    """Return the companion that leads the cluster (clusters.id) or led it last; None if none ever led it."""
     row = connection.execute(_LEADER, {"cluster": cluster}).one_or_none()
     return None if row is None else LeaderRecord(*row)
 
@@ -205,15 +210,15 @@ _LEADER = select(*(LEADERS.c[name] for name in LeaderRecord._fields)).where(
 
 
 def check_term(connection: Connection, cluster: int, term: int) -> None:
-    """Raise `NotLeader` if there is a newer term of the cluster than this.
+    """Raise `NotLeader` if `term` is not the cluster's newest term.
 
-    To begin a term is a write, and writers wait for each other. So a transaction in an older term is committed before
-    the new term begins, or fails here.
+    Beginning a term is a write too, and writers wait for each other. So a transaction of an older term either commits
+    before the new term begins, or fails here.
     """
     found = leader_of(connection, cluster)
     if found is None or found.term != term:
         place = backend_behind(connection).place
-        by = f"{found.holder or 'nobody'} leads since, in term {found.term}" if found else "no term is known"
+        by = f"{found.holder or 'nobody'} leads now, in term {found.term}" if found else "no term is stored"
         raise NotLeader(f"{place}: the lead of term {term} is lost: {by}; nothing was stored")
 
 
@@ -227,16 +232,16 @@ class Transactions:
         self._cluster = cluster_key
         self._term = term
         self._thread = local()
-        """Connection of each reading thread while it is open, under the attribute `connection`."""
+        """Thread-local storage. Its attribute `connection` is the connection with which the thread reads at present."""
         self._memory: dict[str, dict[Any, Any]] | None = None
-        """Cached results by the query's name, and then by its arguments. None if this store has no cache."""
+        """Cache: for each query's name, results by the query's arguments. None if this store does not cache."""
         self.place = self._backend.place
         self.cluster = cluster
         self.read_only = read_only
 
     @contextmanager
     def one_moment(self) -> Iterator[None]:
-        """Context in which all reads of this thread see the database of one moment."""
+        """Context in which all reads of this thread see the database of the same moment."""
         if getattr(self._thread, "connection", None) is not None:
             yield
             return
@@ -255,7 +260,7 @@ class Transactions:
     @contextmanager
     def _write(self) -> Iterator[Connection]:
         if self.read_only:
-            raise StoreError(f"{self.place}: opened for reading")
+            raise StoreError(f"{self.place}: opened for reading only")
         try:
             with transaction(self._engine, write=True) as connection:
                 if self._term is not None:
@@ -267,16 +272,17 @@ class Transactions:
             raise
 
     def remember(self) -> None:
-        """Cache results from now on. Only the leader may call this, since no other process may write.
+        """Cache results from now on. Only the leader's store may do so, because no other process writes then.
 
-        Only one thread may use the store then. Its own writes update the cache, and a write that fails empties it.
+        From then on only one thread may use the store. Its writes update the cache; a write that fails empties it.
         """
         self._memory = {}
 
     def _recall(
         self, question: str, about: Collection[Known], ask: Callable[[Connection, list[Known]], Mapping[Known, Found]]
     ) -> dict[Known, Found]:
-        """Return the result for each key in `about` that has one. One call of `ask` reads those that are not cached."""
+        """Return the results by key, for the keys in `about` that have one. One call of `ask` reads all that are not
+        cached."""
         known = {} if self._memory is None else self._memory.setdefault(question, {})
         if unknown := [one for one in about if one not in known]:
             with self._read() as connection:
@@ -284,13 +290,15 @@ class Transactions:
         return {one: known[one] for one in about if one in known}
 
     def _remembered(self, question: str) -> dict[Any, Any]:
-        """Return the cached results of a query. Methods that write the query's rows must update this dictionary."""
+        """Return the cached results of a query by its arguments. A method that writes the query's rows must update them
+        here."""
         return {} if self._memory is None else self._memory.get(question, {})
 
     def _forget(self, *questions: str, of: Callable[[int], object] | None = None) -> None:
-        """Drop cached results of these queries, or of all. With `of`, drop only jobs for whose id it returns True.
+        """Drop the cached results of these queries; without a name, of all queries.
 
-        Keys of the cache are job ids, or tuples that begin with a job id.
+        With `of`, drop only the results of jobs for whose id `of` returns True. Keys of the cache are job ids, or
+        tuples that begin with a job id.
         """
         for question in questions or tuple(self._memory or ()):
             known = self._remembered(question)
@@ -318,12 +326,12 @@ def reading(method: Asked[Part, Given, Found], *, write: bool = False) -> Answer
 
 
 def noting(method: Asked[Part, Given, Found]) -> Answered[Part, Given, Found]:
-    """Decorate a method that writes, as `reading` does. The method must update the cache itself."""
+    """Decorate a method that writes, as `reading` does. The method itself must update cached results."""
     return reading(method, write=True)
 
 
 def remembering(question: str) -> Callable[[Asked[Part, Given, Found]], Answered[Part, Given, Found]]:
-    """Decorate a method that reads, as `reading` does. A store may cache its results under this name."""
+    """Decorate a method that reads, as `reading` does. If the store caches, it keeps the results under this name."""
 
     def remembered(method: Asked[Part, Given, Found]) -> Answered[Part, Given, Found]:
         @wraps(method)

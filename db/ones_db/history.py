@@ -1,7 +1,7 @@
-"""Histories of jobs for learning, read by a constant number of queries.
+"""Histories of jobs, from which their curves are learned.
 
 Reports are only ever added, and their numbers rise within a run. So a store caches the reports of each run, and reads
-only newer ones. A tick then costs as much in a job's last hour as in its first. The cache can be emptied at any time,
+only newer ones. A tick then costs as much in a job's last hour as in its first. The cache may be emptied at any time,
 since all of it can be read again.
 """
 
@@ -55,7 +55,7 @@ SPEEDS = 5
 NOISES = 8
 """Number of newest gradient noise scales that are kept for a job."""
 SPARE = 250
-"""Number of jobs that are cached besides those of the largest call. The least recently used are dropped (LRU)."""
+"""Number of jobs in the cache beyond those of the largest call. The least recently used are dropped (LRU)."""
 
 
 Row: TypeAlias = Any
@@ -64,20 +64,22 @@ Row: TypeAlias = Any
 
 @dataclass
 class CachedRun:
-    """Reports of one run in the cache. `number` is that of the last one."""
+    """Cached reports of one run. `number` is the number of the newest report in the cache."""
 
     restart: int
     number: int = 0
     epochs: dict[int, tuple[EpochPoint, int]] = field(default_factory=dict)
-    """Each epoch that has ended by its number, with the number of samples used in it."""
+    """(End of the epoch, samples used in it) by the epoch's number, for each epoch that has ended."""
     speeds: dict[tuple[Shape | None, int], deque[ThroughputPoint]] = field(default_factory=dict)
-    """Newest throughput samples by size and global batch. The size is None if it is the run's own shape."""
+    """Newest throughput samples by (size, global batch). The size is None if it is the run's own shape, for want of
+    memberships."""
     noises: deque[NoisePoint] = field(default_factory=lambda: deque(maxlen=NOISES))
     members: list[MembershipRecord] = field(default_factory=list)
     """Memberships of the run in order; empty for a plain job."""
 
     def add_sample(self, row: Any) -> None:
-        """Add a throughput report newer than all others. If its samples were not counted (0), it has no throughput."""
+        """Add a throughput report, the newest so far. Its speed does not count if it has 0 samples or blocks changed
+        meanwhile."""
         if row.seconds > 0 and row.samples > 0 and (size := self._size_at(row)) != MIXED:
             kept = self.speeds.setdefault((size, row.batch), deque(maxlen=SPEEDS))
             kept.append(ThroughputPoint(size or PARKED, row.batch, row.samples / row.seconds, row.time))
@@ -85,9 +87,9 @@ class CachedRun:
             self.noises.append(NoisePoint(row.noise, row.time))
 
     def _size_at(self, row: Any) -> Shape | None:
-        """Return the size at which a sample was measured: that of the membership then; None without memberships.
+        """Return the size of the membership in which a sample was measured; None if the run had no membership yet.
 
-        If blocks changed during the sample, return `MIXED`.
+        Return `MIXED` if blocks joined or left during the sample.
         """
         after = bisect(self.members, row.number, key=lambda member: member.number)
         if not after:
@@ -96,14 +98,14 @@ class CachedRun:
         return size_of(member) if row.time - row.seconds >= member.time - MARGIN * row.seconds else MIXED
 
     def add_epoch(self, row: Any) -> None:
-        """Add the end of an epoch that is newer than all others. It replaces an earlier end of the same epoch."""
+        """Add the end of an epoch, the newest report so far. It replaces an earlier end of the same epoch."""
         point = EpochPoint(row.epoch, row.loss, row.accuracy, row.time, self.restart)
         self.epochs[row.epoch] = (point, row.samples)
 
 
 @dataclass
 class CachedJob:
-    """Runs of a job in the cache. Also the history made from them, with the state of the rows at that time."""
+    """Cached runs of a job by runs.id, and its history. `state` has the rows from which the history was made."""
 
     runs: dict[int, CachedRun] = field(default_factory=dict)
     state: Any = None
@@ -112,11 +114,11 @@ class CachedJob:
 
 MIXED = Shape(-1, -1)
 MARGIN = 0.1
-"""Share of a sample's time that may lie before a change of blocks, since clocks are read at different moments."""
+"""Share of a sample that may lie before a change of blocks, because the times of both are read at different moments."""
 
 
 def size_of(member: MembershipRecord) -> Shape:
-    """Return the size of a membership. If nodes have unequal numbers of GPUs, it is one node with all GPUs."""
+    """Return the shape of a membership. If its nodes have unequal numbers of GPUs, return one node with all GPUs."""
     report = member.report
     return Shape(report.nodes, report.gpus_per_node) if report.gpus_per_node else Shape(1, report.world)
 
@@ -128,10 +130,10 @@ class HistoryCache:
         self._jobs: dict[int, CachedJob] = {}
         self._most = 0
         self.finished: tuple[Any, list[JobHistory]] | None = None
-        """State of the rows of finished jobs, and the histories made from them."""
+        """(Rows of the finished jobs, histories made from them); None before the first call."""
 
     def of(self, keys: Sequence[int]) -> dict[int, CachedJob]:
-        """Return what is cached of these jobs, and mark them as just used. A new job gets an empty entry."""
+        """Return the cache entries of these jobs (jobs.id), and mark them as just used. A new job's entry is empty."""
         asked = {key: self._jobs.pop(key) if key in self._jobs else CachedJob() for key in keys}
         self._jobs.update(asked)
         self._most = max(self._most, len(asked))
@@ -145,9 +147,9 @@ class HistoryCache:
 
 
 PAUSES = 3
-"""Number of last resizes, or last changes of blocks, over which a job's mean pause is taken."""
+"""Number of newest resizes, or changes of blocks, whose mean is a job's pause."""
 CHUNK = 250
-"""Number of runs that one query selects by their ids."""
+"""Largest number of runs that one query selects by their ids."""
 
 
 def _of(connection: Connection, cache: HistoryCache, jobs: Sequence[Row]) -> list[JobHistory]:
@@ -193,7 +195,7 @@ _RUNS = (
     .where(keyed(RUNS.c.job_id))
     .order_by(RUNS.c.job_id, RUNS.c.restart)
 )
-"""Query of each job's runs in order. With each are its end and its last global batch."""
+"""Query of the jobs' runs in order, each with its end and its newest global batch."""
 
 _SAMPLE = select(*(THROUGHPUT.c[name] for name in ("run_id", "number", "time", "samples", "seconds", "batch", "noise")))
 _EPOCH = select(*(EPOCHS.c[name] for name in ("run_id", "number", "time", "epoch", "samples", "loss", "accuracy")))
@@ -238,7 +240,8 @@ def _read_members(connection: Connection, runs: Mapping[int, CachedRun]) -> None
 
 @cache
 def _first_samples(*, hot: bool) -> Any:
-    """Return the query of the last samples of each run and batch, in order of time; with `hot`, of each membership."""
+    """Return the query of the newest samples of each run and batch, oldest first; with `hot`, of each membership as
+    well."""
     kind: tuple[Any, ...] = (THROUGHPUT.c.run_id, THROUGHPUT.c.batch)
     if hot:
         before = MEMBERSHIPS.c.run_id == THROUGHPUT.c.run_id, MEMBERSHIPS.c.number < THROUGHPUT.c.number
@@ -329,7 +332,7 @@ def _shape(run: Row) -> Shape:
 
 
 def _steps_since_change(runs: Sequence[Row], cached: Mapping[int, CachedRun]) -> int | None:
-    """Return the number of optimizer steps since the job's size last changed; None if it never changed."""
+    """Return the number of optimizer steps since the job's number of GPUs last changed; None if it never changed."""
     size: int | None = None
     changed: int | None = None
     step = 0
@@ -343,7 +346,10 @@ def _steps_since_change(runs: Sequence[Row], cached: Mapping[int, CachedRun]) ->
 
 
 def _sizes_of(run: Row, cached: CachedRun, step: int) -> list[tuple[int, int]]:
-    """Return (GPUs, first step) of each size of a run, none without a reported step. A plain run begins near `step`."""
+    """Return (GPUs, first step) of each size in a run; empty if the run has reported no step.
+
+    A run without memberships has one size. Its first step is taken to be `step`, the last step of the run before.
+    """
     if cached.members:
         return [(member.report.world, member.report.step) for member in cached.members]
     gpus = _shape(run).gpus
@@ -378,13 +384,16 @@ def _mean(pauses: Sequence[float]) -> float | None:
 
 
 def _is_nobodys(resize: Row) -> bool:
-    """Return True if a resize without effect counts neither as a failure, nor as a reason to wait before the next."""
+    """Return True if a resize had no effect because the job started first, or because Slurm preempted a block.
+
+    Such a resize is not counted as a failure, and no dwell time begins at its end.
+    """
     overtaken = resize.restart < 0 and resize.outcome_code == RESIZE_OVERTAKEN
     return overtaken or bool(resize.outcome_code == RESIZE_PREEMPTED)
 
 
 def _interrupts(resize: Row) -> bool:
-    """Return True if the resize paused training: not one of a waiting job, nor one without a requeue."""
+    """Return True if the resize paused training by a requeue. A resize of a waiting job or by blocks does not."""
     stopped = resize.state in (RESIZE_DONE, RESIZE_ROLLED_BACK) or resize.pause_s is not None
     return bool(resize.mechanism == "requeue" and resize.restart >= 0 and stopped)
 
@@ -410,7 +419,7 @@ def _newest(runs: Sequence[Row], name: str) -> Any:
 
 
 def _throughput(runs: Sequence[Row], cached: Mapping[int, CachedRun]) -> tuple[ThroughputPoint, ...]:
-    """Return the newest samples for each shape, batch and kind of GPU, of all runs, oldest first."""
+    """Return the newest `SPEEDS` samples of all runs for each (shape, batch, kind of GPU), oldest first."""
     kept: dict[tuple[Shape, int, str], list[ThroughputPoint]] = defaultdict(list)
     for run in runs:
         for (size, batch), samples in cached[run.id].speeds.items():
@@ -424,7 +433,7 @@ def _throughput(runs: Sequence[Row], cached: Mapping[int, CachedRun]) -> tuple[T
 
 
 def _placed(runs: Sequence[Row], cached: Mapping[int, CachedRun]) -> tuple[PlacedPoint, ...]:
-    """Return the measured throughput at each batch of each run whose nodes are known."""
+    """Return the median throughput of each run at each batch, for runs whose nodes are known."""
     found = []
     for run in runs:
         names = tuple(run.node_list.split(",")) if run.node_list else ()
@@ -464,8 +473,8 @@ class HistoryStore(Transactions):
     def histories(self, job_ids: Sequence[int] | None = None) -> dict[int, JobHistory]:
         """Return the history of each of these jobs, by job id. None means all elastic jobs that have not ended.
 
-        The number of queries is constant for up to hundreds of jobs, and only reports since the last call are read. If
-        a job has no new rows, its history is the same object as before.
+        The number of queries does not depend on the number of jobs, up to some hundreds. Only reports that are new
+        since the last call are read. If a job has no new rows, its history is the same object as before.
         """
 
         def ask(connection: Connection, asked: Collection[int] | None) -> dict[int, JobHistory]:
@@ -483,7 +492,7 @@ class HistoryStore(Transactions):
 
     @remembering("finished")
     def finished_histories(self, connection: Connection, limit: int = 200) -> list[JobHistory]:
-        """Return the histories of the elastic jobs that completed last, newest first, without those of no epoch.
+        """Return the histories of the `limit` elastic jobs that completed last and have an ended epoch, newest first.
 
         If there are no new rows, the list is the same object as before.
         """

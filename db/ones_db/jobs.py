@@ -41,12 +41,13 @@ _FIRST = ("submit_time", *shape_names("requested_shape"))
 
 
 def among(column: ColumnElement[Any], values: Collection[int]) -> ColumnElement[bool]:
-    """Return the condition `column IN (…)` with all numbers written out: databases limit a statement's parameters."""
+    """Return the condition `column IN (…)` with the numbers in the SQL, because databases limit a statement's
+    parameters."""
     return column.in_(bindparam(None, list(map(int, values)), expanding=True, literal_execute=True, unique=True))
 
 
 def keyed(column: ColumnElement[Any], name: str = "keys") -> ColumnElement[bool]:
-    """Return the condition `column IN` with a parameter for the numbers, so that it is compiled only once.
+    """Return the condition `column IN` whose numbers are given at each execution, so that it is compiled only once.
 
     SQLAlchemy takes longer to compile a statement than the database takes to answer it.
     """
@@ -54,7 +55,7 @@ def keyed(column: ColumnElement[Any], name: str = "keys") -> ColumnElement[bool]
 
 
 CLUSTER: BindParameter[int] = bindparam("cluster")
-"""Parameter of queries that are made once: the key of a cluster (clusters.id)."""
+"""Parameter `cluster` of queries that are compiled once: the key of a cluster (clusters.id)."""
 
 
 @cache
@@ -65,7 +66,10 @@ def newest(cluster: int | BindParameter[int]) -> ColumnElement[bool]:
 
 @cache
 def latest(cluster: int | BindParameter[int]) -> ColumnElement[bool]:
-    """Return the condition that a job, already known to be of the cluster, is the newest submission with its id."""
+    """Return the condition that no job of the cluster with the same id was submitted later.
+
+    The job itself must be known to be of the cluster.
+    """
     return ~exists().where(
         _LATER.c.cluster_id == cluster,
         _LATER.c.job_id == JOBS.c.job_id,
@@ -74,15 +78,15 @@ def latest(cluster: int | BindParameter[int]) -> ColumnElement[bool]:
 
 
 ALIVE = JOBS.c.id.in_(select(JOBS.c.id).where(JOBS.c.cluster_id == CLUSTER, JOBS.c.end_time.is_(None)))
-"""Condition that a job of the cluster has not ended.
+"""Condition that a job is of the cluster and has not ended.
 
-It is a condition on the job's key. So databases use the index of ends, and are fast even with many ended jobs. Queries
-must not add a condition on the cluster: SQLite would then read all jobs of the cluster.
+It is `id IN (…)`, so that databases find the jobs by the index on end times, fast even with many ended jobs. Do not add
+a condition on the cluster to it: SQLite would then read all jobs of the cluster.
 """
 
 
 def with_job(table: Table, cluster: int | BindParameter[int]) -> Select[Any]:
-    """Return the query of a table's rows of the cluster's jobs, with the column `slurm_job` for Slurm's job id."""
+    """Return the query of a table's rows for jobs of the cluster. Its column `slurm_job` has Slurm's job id."""
     query = select(table, JOBS.c.job_id.label("slurm_job")).join(JOBS, JOBS.c.id == table.c.job_id)
     return query.where(JOBS.c.cluster_id == cluster)
 
@@ -93,7 +97,8 @@ def key_of(connection: Connection, cluster: int, job_id: int) -> int:
 
 
 def keys_of(connection: Connection, cluster: int, job_ids: Collection[int]) -> dict[int, int]:
-    """Return the keys (jobs.id) for several job ids. Raises `UnknownRecord`, which names the first unknown id."""
+    """Return {job id: jobs.id} for the newest submissions with these ids. Raises `UnknownRecord` with the first unknown
+    id."""
     rows = connection.execute(_KEYS, {"cluster": cluster, "keys": [*job_ids]})
     return known({row.job_id: row.id for row in rows}, job_ids)
 
@@ -115,11 +120,11 @@ def known(found: dict[int, T], job_ids: Iterable[int]) -> dict[int, T]:
 
 
 def _same(row: Mapping[Any, Any], record: JobRecord) -> bool:
-    """Return True if row and record are of the same submission, and not of two jobs with the same id.
+    """Return True if row and record are of the same job, and not of two jobs that got the same id.
 
-    A requeued job gets a new submission time, but its restart count has risen before. A new job has restart count 0.
-    A killed slurmctld may forget runs, so that the restart count of a live job falls. It may even bring back a job that
-    had ended. That job was submitted before its end, while a new job with a used id is submitted after it.
+    A requeue gives a job a new submission time, and raises its restart count. A new job has restart count 0. A killed
+    slurmctld may forget requeues, so that the restart count of a live job falls. It may even bring back a job that had
+    ended. Such a job was submitted before that end; a new job with the same id is submitted after it.
     """
     if row["submit_time"] == record.submit_time:
         return True
@@ -128,12 +133,12 @@ def _same(row: Mapping[Any, Any], record: JobRecord) -> bool:
 
 
 def observed() -> ColumnElement[bool]:
-    """Return the condition that a companion has seen the job, so that it is not only known from accounting."""
+    """Return the condition that a companion has seen the job: it is not known only from an import of accounting."""
     return ~exists().where(ACCOUNTING.c.job_id == JOBS.c.id)
 
 
 def encode_limits(limits: StrategyLimits) -> str:
-    """Return a strategy's limits as JSON, for the column `limits`. The names in them are printable already."""
+    """Return a strategy's limits as JSON for the column `limits`."""
     return json.dumps(asdict(limits), allow_nan=False, separators=(",", ":"))
 
 
@@ -182,8 +187,8 @@ class JobStore(Transactions):
     def record_jobs(self, connection: Connection, records: Iterable[JobRecord]) -> None:
         """Store the present state of jobs. Jobs that have not changed are not written.
 
-        If a record has restart count 0 and a later submission time than the stored job, it is a new job with a used id.
-        Requested shape and submission time stay as first stored.
+        A record with restart count 0 and a new submission time is a new job that got the same id. The requested shape
+        and the submission time of a known job stay as first stored.
         """
         given = {record.job_id: record for record in records}
         found = connection.execute(WITH_IDS, {"cluster": self._cluster, "keys": [*given]})
@@ -212,7 +217,11 @@ class JobStore(Transactions):
 
     @noting
     def record_runs(self, connection: Connection, records: Iterable[RunRecord]) -> None:
-        """Store runs as Slurm shows them. Unknown values (None, 0 nodes) and the place in the report file stay."""
+        """Store runs as Slurm shows them.
+
+        Unknown values in a record (None, 0 nodes) do not replace stored ones. The position in the report file is not
+        changed.
+        """
         given = {(record.job_id, record.restart): record for record in records}
         keys = keys_of(connection, self._cluster, {job_id for job_id, _ in given})
         found = connection.execute(STARTS, {"keys": [*keys.values()], "restarts": [restart for _, restart in given]})
@@ -231,7 +240,7 @@ class JobStore(Transactions):
 
     @noting
     def set_deferral(self, connection: Connection, job_id: int, until: float | None) -> None:
-        """Store until when the companion defers a pending job (Unix seconds), or None for no deferral."""
+        """Store the time until which the companion defers a pending job, in Unix seconds; None for no deferral."""
         key = key_of(connection, self._cluster, job_id)
         self._forget("histories", of=job_id.__eq__)
         self._forget("deferrals")
@@ -239,7 +248,7 @@ class JobStore(Transactions):
 
     @reading
     def jobs(self, connection: Connection, job_ids: Sequence[int] | None = None) -> dict[int, JobRecord]:
-        """Return these jobs, or all jobs of the cluster, by job id, in order of submission."""
+        """Return these jobs by job id, in order of submission; without `job_ids`, all jobs of the cluster."""
         if job_ids is None:
             query = select(JOBS).where(newest(self._cluster)).order_by(JOBS.c.submit_time, JOBS.c.job_id)
             found = connection.execute(query)
@@ -264,7 +273,7 @@ class JobStore(Transactions):
 
     @remembering("deferrals")
     def deferrals(self, connection: Connection) -> dict[int, float]:
-        """Return until when the companion defers jobs (Unix seconds), by job id."""
+        """Return the time until which the companion defers each deferred job, in Unix seconds, by job id."""
         query = select(JOBS.c.job_id, JOBS.c.deferred_until).where(
             newest(self._cluster), JOBS.c.deferred_until.is_not(None)
         )
@@ -272,7 +281,7 @@ class JobStore(Transactions):
 
     @noting
     def record_promises(self, connection: Connection, records: Iterable[PromiseRecord]) -> None:
-        """Store which deadlines were promised or refused. Earlier answers for the same jobs are replaced."""
+        """Store which deadlines were promised or refused. An earlier answer for the same job is replaced."""
         given = list(records)
         keys = keys_of(connection, self._cluster, {record.job_id for record in given})
         rows = [{**row_of(record), "job_id": keys[record.job_id]} for record in given]
@@ -280,7 +289,7 @@ class JobStore(Transactions):
 
     @reading
     def promises(self, connection: Connection, job_ids: Collection[int] | None = None) -> dict[int, PromiseRecord]:
-        """Return the answers about deadlines by job id: of these jobs, or of all that have not ended."""
+        """Return the promised and refused deadlines by job id: of these jobs, or of all that have not ended."""
         which = JOBS.c.end_time.is_(None) if job_ids is None else among(JOBS.c.job_id, job_ids)
         query = with_job(PROMISES, self._cluster).where(latest(self._cluster), which).order_by(JOBS.c.job_id)
         found = connection.execute(query).mappings()
@@ -298,11 +307,11 @@ _HELD = (
     .where(ALIVE, latest(CLUSTER), BLOCKS.c.end_time.is_(None))
     .order_by(JOBS.c.id, BLOCKS.c.start_time, BLOCKS.c.task),
 )
-"""Queries of what `held` returns: of jobs without blocks, and of blocks."""
+"""Queries for `held`: the first for jobs without blocks, the second for blocks."""
 
 
 def started_blocks(connection: Connection, cluster: int, slurm_ids: Collection[int]) -> dict[int, list[float]]:
-    """Return the start times of the blocks with these Slurm ids, by id."""
+    """Return the start times of blocks by their Slurm job id, for these ids."""
     found: dict[int, list[float]] = defaultdict(list)
     query = (
         select(BLOCKS.c.slurm_id, BLOCKS.c.start_time)
@@ -317,13 +326,13 @@ def started_blocks(connection: Connection, cluster: int, slurm_ids: Collection[i
 _MEMBERS: Any = select(MEMBERSHIPS, RUNS.c.restart.label("term")).join(RUNS, RUNS.c.id == MEMBERSHIPS.c.run_id)
 _WITH_JOBS = _MEMBERS.add_columns(JOBS.c.job_id.label("slurm_id")).join(JOBS, JOBS.c.id == RUNS.c.job_id)
 MEMBERS = str(_WITH_JOBS)
-"""Query of memberships for `rows_after`, each with its term and its job's id (`slurm_id`)."""
+"""SQL for `rows_after`: memberships with their term (`term`) and Slurm's job id (`slurm_id`)."""
 
 
 def rows_after(connection: Connection, table: Table, query: str, runs: Iterable[tuple[int, int]]) -> Sequence[Row[Any]]:
-    """Return the rows of a table of reports that come after a report of their run, in order.
+    """Return the reports in a table that are newer than a given report of their run, in order.
 
-    `runs` lists (runs.id, number of that report). `query` selects from `table` without a condition.
+    `runs` lists (runs.id, number of the given report). `query` is a SELECT from `table` without WHERE.
     """
     # Written out, and past SQLAlchemy: it would compile it at each look, since the numbers differ, and keep hundreds.
     # Joined, since PostgreSQL may answer many conditions by OR with a scan that tries all of them on each row.
@@ -336,7 +345,7 @@ def rows_after(connection: Connection, table: Table, query: str, runs: Iterable[
 
 
 def membership_record(row: Mapping[Any, Any], job_id: int) -> MembershipRecord:
-    """Return the record of a row of memberships. The row must also have the term of its run."""
+    """Return the record of a row of `memberships`. The row must also have the column `term`."""
     return MembershipRecord(job_id, row["term"], row["number"], row["time"], record_of(Membership, row))
 
 
@@ -387,7 +396,7 @@ class BlockStore(Transactions):
 
     @remembering("members")
     def membership(self, _: Connection, job_id: int, order: int | None = None) -> MembershipRecord | None:
-        """Return the newest membership of a job, or the newest that this order caused; None if there is none."""
+        """Return a job's newest membership, or None. With `order`, only memberships that this order caused count."""
         return next(iter(self.memberships(job_id, 1, order)), None)
 
     @reading

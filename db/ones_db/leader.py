@@ -1,9 +1,9 @@
 """Leadership among the companions of one cluster: a lock that is freed when its holder ends, and terms that fence
 writes.
 
-The lock says who may lead; each kind of database has its own. A companion that gets the lock begins a term, numbered
-one above the last. A companion that was paused or cut off may lose the lock without notice. It notices that before its
-next write (`engine.check_term`) and before its next act (`LeaderLock.check`).
+The lock decides who may lead; each kind of database has its own. A companion that gets the lock begins a term, whose
+number is one above the last term's. A companion that was paused or cut off may lose the lock without noticing. So
+`engine.check_term` checks the term before each write, and `LeaderLock.check` before each action on Slurm.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ones_db.store import Store
 from ones_db.tables import LEADERS
 
 FREED_S = 5.0
-"""Seconds that a PostgreSQL server may take to end a session."""
+"""Longest wait for a PostgreSQL server to end a session, in seconds."""
 
 # Two numbers make the key: the table's own, which tells one schema from another, and the cluster's.
 _KEY = "(to_regclass('leaders')::oid::int8 << 32) | :cluster"
@@ -48,10 +48,11 @@ _END_SESSIONS = text(f"""
 
 
 class LeaderLock(AbstractContextManager["LeaderLock"]):
-    """A process that may lead a cluster, with its lock. Several threads may use it, but a forked child may not."""
+    """Leadership of a cluster, as one process seeks or holds it. Several threads may use it, but a forked child may
+    not."""
 
     def __init__(self, url: str, cluster: str) -> None:
-        """Prepare, without taking the lead. Raises the same errors as `Store.open`."""
+        """Prepare, but do not take the lead. Raises the same errors as `Store.open`."""
         with Store.open(url, cluster) as store:
             self._cluster = store.key
         backend = backend_of(url)
@@ -66,9 +67,9 @@ class LeaderLock(AbstractContextManager["LeaderLock"]):
     def take(self, now: float, hung: LeaderRecord | None = None) -> int | None:
         """Take the lead if it is free. Return the new term, or None if another companion leads.
 
-        `hung` is the record of a leader that sends no heartbeats. If that record has not changed, the lead is taken
-        from this leader; only PostgreSQL can do that. `now`, in Unix seconds, becomes the start of the term. Raises
-        `StoreError` if the database cannot be reached or refuses.
+        `hung` is the last known record of a leader that sends no heartbeats. If it is still the stored record, the lead
+        is taken from that leader, which only PostgreSQL can do. `now`, in Unix seconds, becomes the start of the term.
+        Raises `StoreError` if the database cannot be reached or refuses.
         """
         if self.term is not None:
             self._lose()
@@ -96,7 +97,7 @@ class LeaderLock(AbstractContextManager["LeaderLock"]):
             self._lose()
             if isinstance(error, NotLeader):
                 raise
-            raise NotLeader(f"nobody can say whether this companion leads: {error}") from error
+            raise NotLeader(f"this companion cannot check that it still leads: {error}") from error
 
     def beat(self, now: float) -> None:
         """Store a heartbeat, by which standbys see that this process runs. Raises `NotLeader` and `StoreError`."""
@@ -152,7 +153,8 @@ class Lock(Protocol):
         """
 
     def held(self, *, write: bool = False) -> AbstractContextManager[Connection]:
-        """Open a transaction while this process holds the lock. Raises `NotLeader` if it does not, and `StoreError`."""
+        """Context of a transaction for the lock's holder. Raises `NotLeader` if this process is not it, and
+        `StoreError`."""
 
     def release(self) -> None:
         """Release the lock if this process holds it; raise no error."""
@@ -163,7 +165,7 @@ class FileLock:
 
     A suspended holder (SIGSTOP) keeps the lock, and is not killed, so two companions never act at once.
 
-    The file is never deleted: a process might lock the deleted file, unnoticed by any other process.
+    The file is never deleted: one process could then hold a lock on the deleted file, and another on a new file.
     """
 
     def __init__(self, database: Path, engine: Engine, cluster: str) -> None:
@@ -196,7 +198,7 @@ class FileLock:
     def held(self, *, write: bool = False) -> Iterator[Connection]:
         file = self._file
         if file is None or not self._in_place(file):
-            raise NotLeader(f"{self.path}: the lead is lost: another file has taken the place of the lock, or none")
+            raise NotLeader(f"{self.path}: the lead is lost: the lock file was deleted or replaced")
         with transaction(self._engine, write=write) as connection:
             yield connection
 
@@ -211,12 +213,12 @@ class FileLock:
             file = os.open(self.path, flags, 0o600)
         except OSError as error:
             raise StoreError(
-                f"{self.path}: the lock of those who lead cannot be opened: {error.strerror}; it must be a file of "
+                f"{self.path}: the leader's lock cannot be opened: {error.strerror}; it must be a file of "
                 "the companion's own account, in a directory that it may write to"
             ) from None
         if not stat.S_ISREG(os.fstat(file).st_mode):
             os.close(file)
-            raise StoreError(f"{self.path}: no plain file; the lock of those who lead must be one")
+            raise StoreError(f"{self.path}: not a plain file, which the leader's lock must be")
         return file
 
     def _in_place(self, file: int) -> bool:
@@ -240,7 +242,7 @@ class SessionLock:
         self._cluster = key
         self._connection: Connection | None = None
         self._pid: int | None = None
-        """Process id, at the server, of the session with the lock."""
+        """The server's process id for the session that holds the lock; None without the lock."""
         self._using = threading.Lock()
 
     def take(self, hung: LeaderRecord | None = None) -> bool:
@@ -312,7 +314,7 @@ class SessionLock:
             yield self._connection
 
     def _end(self) -> None:
-        """End the session, by which the server frees the lock."""
+        """End the session, so that the server frees the lock."""
         connection, self._connection, self._pid = self._connection, None, None
         if connection is not None:
             with suppress(SQLAlchemyError):

@@ -1,4 +1,4 @@
-"""Creates and upgrades the database, and reads its schema revision."""
+"""Creation and upgrade of the database, and its schema revision."""
 
 from __future__ import annotations
 
@@ -42,11 +42,13 @@ def current(url: str, *, unfinished: bool = False) -> str | None:
 def upgrade(url: str, step: Step = lambda revision, what: None) -> tuple[str | None, str]:
     """Create the database, or upgrade its schema to this version. Return the revisions before and after.
 
-    An SQLite file is first copied in its directory, to `NAME.SCHEMA-TIME.bak`. The log names the copy, which needs as
-    much space. A database on PostgreSQL must exist, and the admin must copy it. The upgrade is one transaction: if it
-    fails or is killed, nothing has changed, and it can be repeated. Raises `SchemaError` if the schema is newer than
-    this version's or older than `FIRST`, or if the tables are another program's. Raises `StoreBusy` while another
-    process keeps the database locked, and `StoreError` if it cannot be written.
+    An SQLite file is first copied to `NAME.SCHEMA-TIME.bak` in its directory. The log names the copy, which takes as
+    much disk space as the file. A database on PostgreSQL must exist, and the admin must copy it. The upgrade is one
+    transaction: if it fails or is killed, nothing has changed, and it can be repeated.
+
+    Raises `SchemaError` if the schema is newer than this version's or older than `FIRST`, or if the tables are another
+    program's. Raises `StoreBusy` while another process keeps the database locked, and `StoreError` if it cannot be
+    written.
     """
     backend = backend_of(url)
     backend.prepare()
@@ -82,7 +84,7 @@ def upgrade(url: str, step: Step = lambda revision, what: None) -> tuple[str | N
 
 
 def _alembic() -> Any:
-    """Return the package alembic, which need not be installed for reading. Raises `StoreError` if it is missing."""
+    """Return the package alembic, which reading does not need. Raises `StoreError` if it is missing."""
     try:
         import alembic.command
         import alembic.config

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 
 def scaling(ones: Database, job_id: int, axes: Axes | None = None, *, cluster: str = "") -> Axes:
-    """Plot a job's throughput by number of GPUs, a line for each kind of GPU and batch, and ideal scaling."""
+    """Plot a job's throughput over its number of GPUs: a line for each kind of GPU and batch, and one for ideal
+    scaling."""
     found = _of_job(ones.scaling(job_id=job_id), job_id, cluster)
     axes, smallest = axes or _axes(), found.iloc[0]
     ideal = smallest["samples_per_s"] / smallest["gpus"] * found["gpus"]
@@ -32,7 +33,7 @@ def scaling(ones: Database, job_id: int, axes: Axes | None = None, *, cluster: s
 def learning_curve(
     ones: Database, job_id: int, axes: Axes | None = None, *, y: str = "loss", cluster: str = ""
 ) -> Axes:
-    """Plot a job's loss, or accuracy (`y="accuracy"`), by hours since submission, and its GPUs at each epoch's end."""
+    """Plot a job's loss, or accuracy (`y="accuracy"`), and its GPUs at each epoch's end over hours since submission."""
     found = _of_job(ones.query(saved_query("learning_curve"), job_id=job_id), job_id, cluster)
     axes, hours = axes or _axes(), found["since_s"] / 3600.0
     axes.plot(hours, found[y].astype("float64"), marker=".", label=y)

@@ -1,4 +1,4 @@
-"""PostgreSQL through psycopg 3. Writers wait for each other by an advisory lock, and COPY stores many rows."""
+"""PostgreSQL through psycopg 3. An advisory lock lets one writer in at a time, and COPY stores many rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ones_db import backend
 from ones_db.backend import TOO_LARGE, UPGRADE, Mode, SchemaError, StoreBusy, StoreError, StoreLost, this_process
 
 LOCK = 0x6F6E6573
-"""Key of the advisory lock that a transaction takes first if it writes."""
+"""Key of the advisory lock that each transaction takes before it writes."""
 FEW = 50
 """Number of rows up to which INSERT is faster than COPY."""
 ABOUT = ("hostaddr", "host", "port", "service")

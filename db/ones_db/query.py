@@ -36,8 +36,8 @@ R = TypeVar("R", bound="Reader")
 
 _SAVED = Path(__file__).with_name("queries")
 TIMEOUT_S = 300.0
-"""Default time limit of a query in seconds. On SQLite it ends with the last row, on PostgreSQL it holds for each fetch
-of rows. While a query runs, SQLite cannot empty its write-ahead log."""
+"""Default time limit of a query, in seconds: on SQLite for all its rows, on PostgreSQL for each fetch of rows. It is
+needed because SQLite cannot empty its write-ahead log while a query runs."""
 ROWS = 1_000
 """Number of rows that are fetched at once."""
 
@@ -66,7 +66,7 @@ class Answer:
 def one_query(sql: str) -> str:
     """Return the query in the text, without comments and semicolon, in the form for SQLAlchemy's `text`.
 
-    Raises `QueryError` if there is no statement, are several, or is one that is not a query.
+    Raises `QueryError` if the text has no statement, more than one, or one that is not a query.
     """
     kept: list[str] = []
     place = 0
@@ -91,7 +91,7 @@ def one_query(sql: str) -> str:
 
 
 def saved_queries() -> dict[str, str]:
-    """Return the names of this package's saved queries. With each is a sentence on what it returns."""
+    """Return this package's saved queries: for each name, a sentence on what the query returns."""
     found = {}
     for path in sorted(_SAVED.glob("*.sql")):
         text_of = " ".join(line[3:] for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("-- "))
@@ -107,7 +107,10 @@ def saved_query(name: str) -> str:
 
 
 def parameters_of(sql: str) -> dict[str, str]:
-    """Return the kind of each parameter. A line such as ``--: since time`` declares one. Raises `QueryError`."""
+    """Return the kind (in `KINDS`) of each parameter that a comment such as ``--: since time`` declares.
+
+    Raises `QueryError` for an unknown kind.
+    """
     found = dict(re.findall(r"^--:\s*(\w+)\s+(\w+)\s*$", sql, re.MULTILINE))
     for name, kind in found.items():
         if kind not in KINDS:
@@ -116,9 +119,10 @@ def parameters_of(sql: str) -> dict[str, str]:
 
 
 def view_query(name: str, where: Sequence[str] = (), columns: Sequence[str] = ()) -> str:
-    """Return SQL that reads these columns of a view, or all. Raises `QueryError` if there is no such view or column.
+    """Return SQL that reads these columns of a view, or all of them.
 
-    Each column in `where` must be equal to the parameter with the same name.
+    For each column in `where`, only rows are returned in which it equals the parameter of the same name. Raises
+    `QueryError` if there is no such view or column.
     """
     if name not in VIEWS:
         raise QueryError(f"no view is called {name!r}; there are {listed(VIEWS, name)}")
@@ -154,7 +158,7 @@ class Reader:
 
     @contextmanager
     def ask(self, sql: str, parameters: Mapping[str, Any] | None = None) -> Iterator[Answer]:
-        """Context with the answer to one query. `parameters` has the values of its ``:parameters``.
+        """Context with the answer to one query. `parameters` has a value for each ``:name`` in the SQL.
 
         All rows are of one moment, and are fetched as the caller iterates. Raises `QueryError` if the SQL is not a
         single query, names an unknown table or column, or takes too long.
@@ -191,7 +195,9 @@ class Reader:
     def _explained(self, error: DBAPIError) -> StoreError:
         words = str(error.orig).strip().splitlines()[0]
         if "interrupted" in words or "statement timeout" in words:
-            return QueryError(f"not answered within {self._timeout_s:g} s; ask of fewer jobs, or give it longer")
+            return QueryError(
+                f"not answered within {self._timeout_s:g} s; select fewer jobs, or set a longer time limit"
+            )
         if "readonly" in words or "read-only" in words:
             return QueryError(f"{words}: the database is only read here")
         if any(sign in words for sign in _MISTAKES):
@@ -264,7 +270,10 @@ class Database(Reader):
         )
 
     def query(self, sql: str, **parameters: Any) -> DataFrame:
-        """Return the answer to SQL, with its ``:parameters`` as keywords and Unix seconds. Raises `QueryError`."""
+        """Return the rows of a SQL query. Keywords give the values of its ``:names``, with times as Unix seconds.
+
+        Raises `QueryError`.
+        """
         with self.ask(sql, parameters) as answer:
             frame = _pandas().DataFrame.from_records(list(answer.rows), columns=list(answer.columns))
         return frame.convert_dtypes()

@@ -325,14 +325,14 @@ CAUSES = {
     "opted_out": "no longer opted in",
     "blocks_no_more": "no longer blocks by their comment",
 }
-"""Phrase for each code, used to count the jobs that keep their size."""
+"""Phrase for each code in counts of the jobs that keep their size, such as "3 within the dwell time"."""
 
 
 def cause_of(refusal: str, outcome: str, given: str) -> str:
     """Return the code in `CAUSES` for a job that keeps its size; empty if there is none.
 
-    `refusal` is the code of why the job is not elastic. `outcome` and `given` are the codes of the newest decision's
-    outcome and reason.
+    `refusal` is the code of the reason why the job is not elastic; empty if it is. `outcome` and `given` are the codes
+    of its newest decision: what came of it, and why it was made.
     """
     code = refusal or outcome or (given if given in WRONG else "")
     return code if code in CAUSES else ""
@@ -368,7 +368,8 @@ def reason(code: str, **arguments: Argument) -> Reason:
 
 
 def alone(found: Reason) -> Reason:
-    """Return the reason with a sentence that does not mention other jobs, for a cluster's only elastic job."""
+    """Return the reason in words that mention no other jobs, if it has such words. It is for a cluster's only elastic
+    job."""
     code = f"{found.code}_alone"
     if code not in SENTENCES:
         return found
@@ -382,7 +383,10 @@ def _arguments_of(code: str) -> frozenset[str]:
 
 
 def render(code: str, arguments: Mapping[str, Argument]) -> str:
-    """Return the sentence of a code; for an unknown one, as from a newer version, the code and its arguments."""
+    """Return the sentence of a code with its arguments.
+
+    For an unknown code, such as a newer version's, return the code and its arguments as text.
+    """
     if sentence := SENTENCES.get(code):
         # What another version stored may lack an argument, or have text for a number.
         with suppress(KeyError, ValueError):

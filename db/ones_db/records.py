@@ -19,7 +19,7 @@ from ones_wrapper.protocol import Membership, Report, Spec
 
 @dataclass(frozen=True)
 class JobRecord:
-    """State of a job in the last snapshot that had it."""
+    """State of a job in the newest snapshot in which it was listed."""
 
     job_id: int
     name: str
@@ -43,9 +43,10 @@ class JobRecord:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """One start of a job. Unknown values are None, and an unknown shape is 0.
+    """One run of a job. Unknown values are None; an unknown shape has 0 nodes.
 
-    If the ranks were started several times within the run, values are of the last start, except `hello_time`.
+    If the ranks were started several times within the run, values are those of their last start. Only `hello_time` is
+    of the first.
     """
 
     job_id: int
@@ -85,7 +86,7 @@ class RunRecord:
 
 @dataclass(frozen=True)
 class BlockRecord:
-    """One start of a block, which is a task of a job array whose tasks train together."""
+    """One block: one start of a task of a job array whose tasks train together."""
 
     job_id: int
     task: int
@@ -100,7 +101,7 @@ class BlockRecord:
 
 
 class GuestRun(NamedTuple):
-    """One start of a guest block."""
+    """One guest block, which is one start of its task."""
 
     partition: str
     start_time: float
@@ -110,7 +111,7 @@ class GuestRun(NamedTuple):
 
 @dataclass(frozen=True)
 class MembershipRecord:
-    """Report of the blocks of a job that train together from that time on."""
+    """Membership that a job reported: the blocks that train together from `time` on."""
 
     job_id: int
     term: int
@@ -125,17 +126,17 @@ class HeldRecord(NamedTuple):
     job_id: int
     node: str
     gpus: int
-    """Number of GPUs on the node; 0 if unknown."""
+    """Number of GPUs that it holds on this node; 0 if unknown."""
 
 
 RESIZE_DONE = "done"
 """State at the end of a resize that took effect. After any other end state, the job has its old shape."""
 RESIZE_ROLLED_BACK = "rolled_back"
-"""State at the end of a resize that paused its job without effect."""
+"""State at the end of a resize that paused its job, but left its shape as it was."""
 RESIZE_OVERTAKEN = "started_before_reshape"
-"""Code of the outcome if a job started before it had its new shape. For a job that waited, this is no failure."""
+"""Code of a resize's outcome: the job started before it had its new shape. If the job waited, this is no failure."""
 RESIZE_PREEMPTED = "block_preempted"
-"""Code of the outcome if Slurm preempted a block before it joined. It does not count as a failure."""
+"""Code of a resize's outcome: Slurm preempted a block before it joined. This is no failure."""
 
 
 class AlternativeRecord(NamedTuple):
@@ -148,7 +149,7 @@ class AlternativeRecord(NamedTuple):
 
 @dataclass(frozen=True)
 class PromiseRecord:
-    """A job's deadline, and if it was promised or refused."""
+    """A job's deadline, and the answer to it: promised or refused."""
 
     job_id: int
     deadline: float
@@ -201,7 +202,7 @@ class ResizeRecord:
     old_shape: Shape
     old_batch: int | None
     new_shape: Shape
-    """Shape to which the job is resized; `PARKED` to stop the job."""
+    """Shape that the job gets; `PARKED` if it is stopped."""
     new_batch: int | None
     state: str
     started: float
@@ -216,7 +217,7 @@ class ResizeRecord:
     """Id, which the store sets."""
     mechanism: str = "requeue"
     added: tuple[tuple[int, Shape], ...] = ()
-    """(task, shape) of each block that joins. If the job waits, (task, shape) of its first block."""
+    """(task, shape) of each block that joins. For a waiting job, (task, shape) of its first block."""
     dropped: tuple[int, ...] = ()
     guests: tuple[int, ...] = ()
     held: tuple[int, ...] = ()
@@ -229,7 +230,7 @@ class ResizeRecord:
 
     @property
     def stage(self) -> str:
-        """State of the resize; with the ending `_back` while the job gets its old shape again."""
+        """State, with the suffix `_back` while the resize is rolled back."""
         return self.state + "_back" * self.back
 
 
@@ -246,7 +247,7 @@ class ResizeStepRecord:
 
     @property
     def stage(self) -> str:
-        """State, with the ending `_back` as in `ResizeRecord.stage`."""
+        """State, with the suffix `_back` as in `ResizeRecord.stage`."""
         return self.state + "_back" * self.back
 
 
@@ -279,7 +280,7 @@ class PlacedPoint(NamedTuple):
     gpus_per_node: int
     batch: int
     samples_per_s: float
-    """Median of the few newest measurements."""
+    """Median of the newest few measurements."""
     time: float
     """Time of the newest measurement."""
     kind: str = ""
@@ -300,57 +301,66 @@ class JobHistory:
     job: JobRecord
     spec: Spec | None
     epochs: tuple[EpochPoint, ...]
-    """Epochs that have ended, ascending. An epoch that a lost checkpoint has undone is left out until it ends again."""
+    """Epochs that have ended, ascending. An epoch that must be repeated since its checkpoint was lost is not among
+    them."""
     throughput: tuple[ThroughputPoint, ...]
-    """The few newest samples at each shape and batch, oldest first."""
+    """The newest few throughput samples of each shape, batch and kind of GPU, oldest first."""
     samples: float
     """Samples used since the job's first run. Samples that were repeated after a lost checkpoint count once."""
     batch: int | None
     """Last global batch of the job; None if no run has reported one."""
     ended_runs_s: float
-    """Sum of the seconds of all runs that have ended."""
+    """Total length of the runs that have ended, in seconds."""
     running_since: float | None
-    """Start of the present run; None if the job does not run."""
+    """Start of the present run, Unix seconds; None if the job does not run."""
     resizes: int
-    """Number of resizes that took effect while the job ran, by requeue or by blocks. Parking counts too."""
+    """Number of resizes of the running job that took effect, by requeue or by blocks. Stopping it counts too."""
     last_resize_end: float | None
-    """End of the last resize, even if it was rolled back, because that pauses the job too."""
+    """End of the last resize, Unix seconds. A resize that was rolled back counts too, since it paused the job."""
     epochs_since_change: int
-    """Number of epochs that ended after the last resize or change of blocks. Without one, the number of all epochs."""
+    """Number of epochs that ended since the last resize or change of blocks, or since the start if there was none."""
     first_loss: float | None
     failures: int = 0
-    """Number of resizes without effect since the last with effect, without those that the job's start overtook."""
+    """Number of resizes in a row, up to the newest, that had no effect. A resize does not count if it failed because
+    the waiting job started, or because Slurm preempted a block."""
     first_batch: int | None = None
     """Global batch at the beginning of the job's first run."""
     noise: tuple[NoisePoint, ...] = ()
-    """The few newest gradient noise scales, oldest first."""
+    """The newest few gradient noise scales, oldest first."""
     progress: float | None = None
     """Newest progress that the job has reported, in samples of the base batch. It is at most `samples`."""
     pause_s: float | None = None
     """Mean pause of the last few resizes by requeue that took effect, in seconds; None if unknown."""
     interrupted: tuple[float, ...] = ()
-    """Start times of resizes that paused the job for a requeue, ascending, even if they were rolled back."""
+    """Start times of the resizes that paused the job by a requeue, rolled back or not; ascending, Unix seconds."""
     epoch_samples: float | None = None
     """Mean number of samples in the ended epochs, used if the job does not know the size of its dataset."""
     ran: tuple[tuple[Shape, float], ...] = ()
-    """(shape, seconds) for each shape on which the job ran, by Slurm's clock. The present run counts until its newest
-    report. If nodes have unequal numbers of GPUs, the shape is one node with all GPUs."""
+    """(shape, seconds) for each shape on which the job ran. The present run counts until its newest report.
+
+    If nodes have unequal numbers of GPUs, the shape is one node with all GPUs.
+    """
     membership: MembershipRecord | None = None
     """Newest membership of a job of blocks; None for a plain job."""
     switch_s: float | None = None
-    """Mean pause of the last few changes of blocks that were ordered, in seconds; None if unknown."""
+    """Mean pause of the last few changes of blocks that the companion ordered, in seconds; None if unknown."""
     join_s: float | None = None
-    """Mean pause of the last few ordered changes in which blocks joined, in seconds; None if unknown."""
+    """Mean pause of those of the last few ordered changes in which blocks joined, in seconds; None if unknown."""
     changes_without_effect: int = 0
-    """Number of ordered changes of blocks, the last ones, that left the job the same GPUs on no fewer nodes."""
+    """Number of ordered changes of blocks in a row, up to the newest, that left as many GPUs on as many nodes or more.
+    """
     misfit: tuple[int, int] | None = None
-    """(ranks, GPUs) of the newest run that reported its ranks, if these differ. Always None for a job of blocks."""
+    """(number of ranks, number of GPUs) of the newest run that reported its ranks; None if they agree.
+
+    Always None for a job of blocks.
+    """
     steps_since_change: int | None = None
     """Optimizer steps since the number of GPUs last changed; None if it never changed, or no steps are reported."""
     preempted: tuple[float, ...] = ()
     """Times at which Slurm preempted a block of the job, ascending."""
     placed: tuple[PlacedPoint, ...] = ()
-    """Throughput of runs on known nodes, oldest first. A job of blocks has none: it changes nodes in a run."""
+    """Throughput of runs on known nodes, oldest first. A job of blocks has none, since its nodes change within a run.
+    """
 
     def running_s(self, now: float) -> float:
         """Return the seconds that the job has run until `now`."""
@@ -373,9 +383,9 @@ class RunReports:
     job_id: int
     restart: int
     offset: int
-    """Number of bytes of the file that have been read, with these reports."""
+    """Number of bytes of the file that have been read so far, these reports included."""
     number: int | None
-    """Number of the last report in the bytes just read, even if it was refused. None if there was none."""
+    """Number of the last report among those just read, even if it was refused. None if there was none."""
     spec: Spec | None = None
-    """Spec of the job, if it was read too. A spec without reports does not make a run."""
+    """Spec of the job, if it was read too. A spec by itself does not show that the run has started."""
     lines: Sequence[ReportLine] = ()

@@ -1,4 +1,4 @@
-"""Reports of runs. A row's key has the report's number, so a file that is stored twice changes nothing."""
+"""Storage of what runs report. The report's number is part of a row's key, so storing a file twice changes nothing."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ def _values(table: Table, report: type[Any]) -> Callable[[Any], tuple[Any, ...]]
 _sample, _epoch = _values(THROUGHPUT, Throughput), _values(EPOCHS, Epoch)
 
 MOST = 2**53
-"""Upper limit for a run's number of steps without a finite loss. Jobs report these numbers, and could report any."""
+"""Upper limit for sums of numbers that jobs report, since a job could report any number."""
 LAST_RUNS = 19
-"""Number of a job's last runs whose place in the report file is read. A tick reads reports of fewer runs."""
+"""Number of a job's newest runs whose positions `report_positions` returns. A tick reads reports of fewer runs."""
 MAX_NOTE = 4_000
-"""Most characters of a run's note that are stored. The newest are kept."""
+"""Longest note of a run that is stored, in characters. Of a longer note the end is kept."""
 
 _HELLO = (
     *("batch", "lr_factor", "checkpoint", "queue_s", "launch_s"),
@@ -53,14 +53,15 @@ _HELLO = (
 """Columns of a run that each `Hello` report replaces."""
 
 _SELDOM: Mapping[Table, type[Any]] = {CHECKPOINTS: Checkpoint, BATCHES: Batch, MEMBERSHIPS: Membership}
-"""Class of report for each table that gets few rows at a time."""
+"""Class of report for each table into which a tick stores only a few rows."""
 
 ByKind = Mapping[type[Any], list[Any]]
 """New report lines of one run, in order, by the class of the report."""
 
 
 def _new(lines: Sequence[ReportLine], known: int) -> ByKind:
-    """Return the lines that are not stored yet, by the class of the report. `known` is the last stored number."""
+    """Return the lines that are not stored yet, by the class of the report. `known` is the number of the last stored
+    one."""
     found: dict[type[Any], list[Any]] = defaultdict(list)
     for line in lines:
         if line.number > known:
@@ -88,7 +89,7 @@ def _set_specs(connection: Connection, jobs: Mapping[int, Row], specs: Mapping[i
 
 
 def _runs(connection: Connection, jobs: Mapping[int, Row], looks: Sequence[RunReports]) -> dict[tuple[int, int], Row]:
-    """Return the rows of these runs by (jobs.id, restart count). A run that no snapshot has shown gets a row."""
+    """Return the rows of these runs by (jobs.id, restart count). Add a row for each run that no snapshot has shown."""
     asked = {(jobs[look.job_id]["id"], look.restart): look for look in looks}
     keys, restarts = {job for job, _ in asked}, {restart for _, restart in asked}
 
@@ -134,8 +135,8 @@ def _after(run: Row, look: RunReports, new: ByKind) -> dict[str, Any]:
 def _reached(run: Row, new: ByKind) -> dict[str, Any]:
     """Return the columns for how far the run has trained, after these reports.
 
-    A run's position only grows, so the last report of each class suffices. But if the ranks were started again, they
-    begin at their checkpoint.
+    A run's position only grows, so the last report of each class suffices. Ranks that were started again are the
+    exception: they begin at their checkpoint.
     """
     after: dict[str, Any] = {}
     begun = new[Hello][-1].number if new[Hello] else None
@@ -232,8 +233,9 @@ class ReportStore(Transactions):
     def add_reports(self, connection: Connection, looks: Sequence[RunReports]) -> None:
         """Store new reports of runs, and how far their files are read. `looks` has each run at most once.
 
-        Reports whose numbers are stored already are left out, and a place in a file never goes back. A run that no
-        snapshot has shown gets a row. All is one transaction, so a tick costs one commit for any number of jobs.
+        Reports that are stored already are left out, by their numbers. A position in a file never goes back. A row is
+        added for a run that no snapshot has shown. All is one transaction, so a tick needs one commit for any number of
+        jobs.
         """
         jobs = _jobs(connection, self._cluster, {look.job_id for look in looks})
         _set_specs(connection, jobs, {look.job_id: look.spec for look in looks if look.spec is not None})
@@ -274,7 +276,7 @@ class ReportStore(Transactions):
     def report_positions(self, job_ids: Collection[int]) -> dict[int, Mapping[int, tuple[int, int]]]:
         """Return (bytes read, last report's number) of each run's report file, by job id and then restart count.
 
-        Only the last `LAST_RUNS` runs of a job are in it. Runs whose file was never read are left out.
+        Only the newest `LAST_RUNS` runs of a job are returned, and only those whose file has been read.
         """
 
         def ask(connection: Connection, asked: Collection[int]) -> dict[int, Mapping[int, tuple[int, int]]]:
@@ -330,7 +332,7 @@ class ReportStore(Transactions):
     def slowest_checkpoint(self, connection: Connection, since: float) -> tuple[int, float] | None:
         """Return (job id, seconds) of the slowest checkpoint since a time; None if there is none.
 
-        Only checkpoints of jobs of blocks count, and only if the job loads one at each change of its blocks.
+        Only jobs of blocks that load a checkpoint at each change of their blocks count.
         """
         query = (
             select(JOBS.c.job_id, CHECKPOINTS.c.seconds)
@@ -346,9 +348,9 @@ class ReportStore(Transactions):
 
     @reading
     def pause_after(self, connection: Connection, job_id: int, restart: int) -> float | None:
-        """Return the seconds from the last step up to run `restart` to the first `Hello` of a later run. Return None if
-        there is no such `Hello` yet.
+        """Return the pause after run `restart`, in seconds: from its last step to the first `Hello` of a later run.
 
+        Return None without such a `Hello`. If run `restart` reported nothing, the newest earlier run that did counts.
         Both times are from the clocks of the job's nodes.
         """
         asked = {"job": key_of(connection, self._cluster, job_id), "restart": restart}

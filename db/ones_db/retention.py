@@ -31,7 +31,7 @@ _KIND = "batch, epoch, change, stretch, measured, noisy, busy, single"
 """Columns that must be equal in samples that are combined.
 
 Samples that count in the views (`views.MEASURED`) are not combined with others. Samples with noise are not combined
-with those without, nor samples with idle, busy and unknown GPUs. So sums over one sort of samples stay the same.
+with those without, nor samples with idle, busy and unknown GPUs. So sums over only one of these sorts stay the same.
 """
 
 
@@ -67,14 +67,14 @@ _GROUPS = f"""
     SELECT g.*, (SELECT p.progress FROM throughput p WHERE p.run_id = :run AND p.number >= g.first
         AND p.number <= g.last AND p.progress IS NOT NULL ORDER BY p.number DESC LIMIT 1) AS progress
     FROM g"""
-"""Query of the groups of samples of a run to combine, with the combined values. The newest samples of each batch and
-size stay single, and so does the last one."""
+"""Query of the groups of a run's samples to combine: a row for each group, with its combined values. The newest samples
+of each batch and size are in no group, nor is the run's last sample."""
 
 _OF_RUN = THROUGHPUT.c.run_id == bindparam("run")
 _STATE = select(RUNS.c.report_number, select(func.count()).where(_OF_RUN).scalar_subquery())
 _STATE = _STATE.join(JOBS, JOBS.c.id == RUNS.c.job_id)
 _STATE = _STATE.where(RUNS.c.id == bindparam("run"), JOBS.c.end_time < bindparam("before"))
-"""Query of a run's last report and number of samples. It has no row unless the job ended before a given time."""
+"""Query of (last report's number, number of samples) of a run. It has no row unless the job ended before `before`."""
 _DELETION = THROUGHPUT.delete().where(
     _OF_RUN, THROUGHPUT.c.number >= bindparam("first"), THROUGHPUT.c.number < bindparam("last")
 )
@@ -95,7 +95,8 @@ class RetentionStore(Transactions):
 
     @reading
     def rollups_due(self, connection: Connection, before: float, stretch_s: float) -> list[int]:
-        """Return the runs (runs.id) of jobs that ended before a time, with samples not yet combined to this length."""
+        """Return the runs (runs.id) of jobs that ended before a time and have samples not yet combined to `stretch_s`
+        seconds."""
         query = (
             select(RUNS.c.id)
             .join(JOBS, JOBS.c.id == RUNS.c.job_id)
@@ -116,8 +117,8 @@ class RetentionStore(Transactions):
     def roll_up(self, run: int, before: float, stretch_s: float, *, dry: bool = False) -> Iterator[tuple[int, int]]:
         """Combine the samples of a run (runs.id). After each short transaction, yield (samples read, samples deleted).
 
-        It ends early if the job runs again or reports, or if another call combines the samples of the same run. With
-        `dry`, only count.
+        `before` and `stretch_s` are as in `rollups_due`. It ends early if the job runs again or reports, or if another
+        call combines the samples of the same run. With `dry`, only count.
         """
         asked = {"run": run, "before": before}
         with self._read() as connection:
@@ -153,9 +154,10 @@ class RetentionStore(Transactions):
         return list(connection.scalars(query.order_by(JOBS.c.id)))
 
     def forget(self, before: float, keys: Sequence[int], *, dry: bool = False) -> int:
-        """Delete old details of these jobs (jobs.id), and return the number of rows. With `dry`, only count them.
+        """Delete old details of these jobs (jobs.id), and return the number of rows deleted. With `dry`, only count
+        them.
 
-        Details are alternatives, decisions that led to nothing, and steps of resizes. Resizes and their costs stay.
+        Details are alternatives, decisions that changed nothing, and steps of resizes. Resizes and their costs stay.
         """
         with self._read() if dry else self._write() as connection:
             ended = select(JOBS.c.id).where(
@@ -191,7 +193,7 @@ GROUPS_AT_ONCE = 1_000
 JOBS_AT_ONCE = 200
 """Number of jobs whose old rows are deleted in one transaction."""
 REST_S = 0.05
-"""Shortest pause between steps, in seconds. A pause follows once the steps since the last pause have taken as long."""
+"""Seconds of work after which `maintain` rests. It rests for as long as it has worked."""
 
 
 @dataclass(frozen=True)
@@ -199,16 +201,16 @@ class Ages:
     """Retention: seconds after a job's end at which its rows are reduced."""
 
     minutes_s: float
-    """Age from which a job has one sample a minute."""
+    """Age from which a job keeps one sample a minute."""
     hours_s: float
-    """Age from which a job has one sample an hour."""
+    """Age from which a job keeps one sample an hour."""
     forget_s: float | None = None
     """Age from which decisions without effect and steps of resizes are deleted; None to keep them."""
 
 
 @dataclass(frozen=True)
 class Done:
-    """Numbers that `maintain` has changed, or would change."""
+    """Counts of what `maintain` has changed, or would change."""
 
     runs: int = 0
     """Number of runs whose samples were read."""
@@ -219,7 +221,7 @@ class Done:
     jobs: int = 0
     """Number of jobs whose decisions or steps were deleted."""
     rows: int = 0
-    """Number of rows of these jobs that were deleted."""
+    """Number of rows that were deleted from these jobs."""
 
 
 def maintain(
@@ -233,9 +235,9 @@ def maintain(
 ) -> Done:
     """Combine old samples and delete old rows, as `ages` says. With `dry`, only count.
 
-    Rows of jobs that have not ended stay, and so do all rows that learning reads. After some steps there is a pause of
-    the same length, in which the companion has the database. `progress` is called with the kind of step, the amount
-    done, and the amount in all.
+    Rows of jobs that have not ended stay, and so do all rows from which curves are learned. It rests about half of the
+    time, so that the companion can use the database. `progress` is called with the kind of work, the amount done, and
+    the amount in all.
     """
     now = time.time() if now is None else now
     runs, began = set[int](), time.monotonic()

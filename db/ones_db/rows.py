@@ -24,7 +24,7 @@ T = TypeVar("T")
 Row = Mapping[Any, Any]
 
 COLUMNS = {"user": "user_name", "order": "order_number"}
-"""Column of each field whose name is a word of SQL."""
+"""Column of each field whose name is reserved in SQL."""
 
 
 class _Kind(NamedTuple):
@@ -59,7 +59,7 @@ KEPT = 4096
 
 @lru_cache(maxsize=KEPT)
 def same_record(kind: Callable[..., T], names: tuple[str, ...], values: tuple[Any, ...]) -> T:
-    """Return the record of a row with these columns and values. For an equal row it is the same object."""
+    """Return the record of a row with these columns and values. Equal rows give the same object."""
     return record_of(kind, dict(zip(names, values, strict=True)))
 
 
@@ -152,7 +152,8 @@ def blocks_of(listed: str) -> tuple[tuple[int, Shape], ...]:
 
 
 def flat(record: Any) -> dict[str, Any]:
-    """Return the fields of a record for JSON: shapes and reasons as their columns, and arguments as an object."""
+    """Return the fields of a record for JSON. Shapes and reasons become their columns, and a reason's arguments an
+    object."""
     kind: Any = type(record)
     plain, kinds = _fields(kind)
     found = {name: getattr(record, name) for name, _ in plain}

@@ -28,4 +28,4 @@ class Shape:
 
 
 PARKED = Shape(0, 0)
-"""Shape without GPUs, to which a job is resized to park it in the queue. Slurm keeps the job's old shape."""
+"""Shape of a job that a resize stops: no GPUs. The job then waits in the queue, where Slurm keeps its old shape."""

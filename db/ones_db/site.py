@@ -31,7 +31,7 @@ class NodeRecord(NamedTuple):
 
 
 class ActionRecord(NamedTuple):
-    """Something that a person did to the companion, to its database or to its jobs."""
+    """Action of a person on the companion, its database or its jobs."""
 
     time: float
     user: str
@@ -81,7 +81,8 @@ class SiteStore(Transactions):
 
     @noting
     def record_nodes(self, connection: Connection, time: float, nodes_now: Collection[NodeRecord]) -> None:
-        """Store the nodes that have changed since the last call. Nodes that Slurm no longer lists become `GONE`."""
+        """Store the state of each node that has changed since the last call. A node that Slurm no longer lists becomes
+        `GONE`."""
         last = _last(connection, self._cluster)
         there = {node.name for node in nodes_now}
         lost = [node for name, node in last.items() if name not in there and node.state != GONE]
@@ -108,13 +109,16 @@ class SiteStore(Transactions):
 
     @noting
     def record_other_gpus(self, connection: Connection, time: float, gpus: int) -> None:
-        """Store the GPUs that jobs hold which did not opt in, from this time on."""
+        """Store how many GPUs are held by jobs that did not opt in, from this time on."""
         row = {"cluster_id": self._cluster, "time": time, "gpus": gpus}
         add_or_replace(connection, OTHER_GPUS, ("cluster_id", "time"), [row])
 
     @reading
     def other_gpus(self, connection: Connection, since: float) -> list[tuple[float, int]]:
-        """Return the changes of these GPUs since a time as (time, GPUs), and the last change before it."""
+        """Return (time, GPUs) of each change since a time, and of the last change before it.
+
+        GPUs are those that `record_other_gpus` counts.
+        """
         own, time = OTHER_GPUS.c.cluster_id == self._cluster, OTHER_GPUS.c.time
         first = select(func.max(time)).where(own, time <= since).scalar_subquery()
         query = select(time, OTHER_GPUS.c.gpus).where(own, time >= func.coalesce(first, since)).order_by(time)
@@ -158,10 +162,10 @@ class Imported(NamedTuple):
 
     new: int = 0
     changed: int = 0
-    """Number of jobs that were known from accounting, and about which the import added something."""
+    """Number of jobs that an earlier import had stored, and to which this one added something."""
     same: int = 0
     companion: int = 0
-    """Number of jobs that the companion has seen. The import does not change them."""
+    """Number of jobs that the companion has seen. An import does not change them."""
 
     def plus(self, other: Imported) -> Imported:
         """Return the sum of two imports."""
@@ -191,8 +195,8 @@ class PastJob(NamedTuple):
 
 
 SAME_JOB_S = 86_400.0
-"""Most seconds between two uses of a job id that belong to the same job. Slurm allows requeues of an ended job for less
-time, and takes far longer until it uses an id again."""
+"""Longest time between two records of the same job, in seconds. Records with the same id that are further apart are of
+two jobs. Slurm requeues an ended job only within less time, and uses an id again only after far more."""
 
 SAME_START_S = 5.0
 """Most seconds by which the start of a task may differ between slurmctld and accounting."""
@@ -203,7 +207,8 @@ Row = Mapping[Any, Any]
 def _known(
     connection: Connection, cluster: int, job_ids: Sequence[int]
 ) -> tuple[dict[int, list[Row]], dict[int, list[RunRecord]]]:
-    """Return the stored jobs with these ids; and the runs of jobs known only from accounting, by jobs.id."""
+    """Return the stored jobs with these ids, by job id. Return also the runs of those known only from accounting, by
+    jobs.id."""
     known: dict[int, list[Row]] = defaultdict(list)
     query = (
         select(JOBS, ACCOUNTING.c.import_time)
@@ -223,7 +228,7 @@ def _known(
 
 
 def _same(row: Row, read: AccountingJob) -> bool:
-    """Return True if the stored job is this one of accounting: their times are at most `SAME_JOB_S` apart."""
+    """Return True if the stored job is the one read from accounting: their times are at most `SAME_JOB_S` apart."""
     if row["submit_time"] == read.job.submit_time:
         return True
     if row["import_time"] is not None and row["user_name"] != read.job.user:
@@ -239,7 +244,10 @@ def _is_block(one: AccountingJob, blocks: Mapping[int, Sequence[float]]) -> bool
 
 
 def _joined(row: Row, before: Sequence[RunRecord], read: AccountingJob) -> AccountingJob | None:
-    """Return the job with its stored and imported runs, since each import may lack some; None if nothing is new."""
+    """Return the job with both its stored and its imported runs, because each import may lack some.
+
+    None if nothing is new.
+    """
     job = read.job
     runs = {run.start_time: run for run in [*before, *read.runs]}
     numbered = tuple(runs[start] for start in sorted(runs, key=lambda start: start or 0.0))
@@ -259,7 +267,7 @@ def _joined(row: Row, before: Sequence[RunRecord], read: AccountingJob) -> Accou
 
 
 def _put(connection: Connection, cluster: int, key: int | None, one: AccountingJob) -> int:
-    """Store a job, in place of the one with this key (jobs.id) if it is given. Return its key."""
+    """Store a job. If `key` (jobs.id) is given, replace the job with this key. Return its key."""
     if key is None:
         result = connection.execute(JOBS.insert().values(cluster_id=cluster, **row_of(one.job)))
         key = int(result.inserted_primary_key[0])  # type: ignore[index]

@@ -1,4 +1,4 @@
-"""SQLite: one file with a write-ahead log (WAL). A writer locks it before its first read."""
+"""SQLite: one file with a write-ahead log (WAL). A transaction that writes locks it when it begins."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from ones_db import backend
 from ones_db.backend import UPGRADE, Mode, SchemaError, StoreBusy, StoreError
 
 GRAIN_S = 0.1
-"""Seconds in which two writes may give a file the same modification time."""
+"""Seconds within which two writes may give a file the same modification time."""
 RETRY_S = 0.02
-"""Seconds before another try to switch to the write-ahead log. SQLite does not wait for that itself."""
+"""Seconds between tries to switch to the write-ahead log. SQLite does not wait for that itself."""
 _MODES = {"read": "ro", "watch": "ro", "write": "rw", "upgrade": "rwc"}
 """Mode in SQLite's URI for each `Mode`. `rwc` creates the file."""
 
@@ -37,7 +37,7 @@ _ERRORS: tuple[tuple[str, type[StoreError], str], ...] = (
     ("not a database", SchemaError, "not an SQLite database; name another file"),
     ("no such table", SchemaError, f"{{words}}; run `{UPGRADE}`"),
 )
-"""Texts in SQLite's errors. Each has the class and the message of our error."""
+"""(Text in SQLite's error, class of our error, our message)."""
 
 
 class SQLite(backend.Backend):
@@ -110,7 +110,7 @@ class SQLite(backend.Backend):
         def _taken(connection: Any, record: Any, proxy: Any) -> None:
             # Rows in a file that is gone would be lost with the process.
             if record.info["file"] != self._file():
-                raise DisconnectionError("another file has taken its place, or none")
+                raise DisconnectionError("the file was deleted or replaced")
 
         @event.listens_for(engine, "begin")
         def _begin(connection: Connection) -> None:
@@ -131,9 +131,10 @@ class SQLite(backend.Backend):
     def _query(self, mode: Mode) -> str:
         """Return the part of SQLite's URI after the question mark.
 
-        To read, SQLite needs the log's two files. It creates them in the directory if no writer has them open. A reader
-        who may not write to the directory can only read while there is no log, with `immutable`. So each of its
-        transactions has a new connection, for which it checks again if there is a log.
+        To read a file with a write-ahead log, SQLite needs two more files next to it, and creates them if no writer
+        has. A reader who may not write to the directory cannot create them. If there is no log, nobody writes, and such
+        a reader may open the file as `immutable`. Each of its transactions opens a new connection, which checks again
+        if there is a log.
         """
         log = Path(f"{self.path}-wal")
         alone = mode in ("read", "watch") and not os.access(self.path.parent, os.W_OK) and not log.exists()

@@ -50,10 +50,11 @@ class Store(
         """Open the store of one cluster in the database at `url`.
 
         The URL is such as ``sqlite:////var/lib/slurm-ones/ones.sqlite`` or ``postgresql://ones@server/ones``. Leave a
-        server's password to ~/.pgpass, PGPASSWORD or a service file. A writer's store adds a cluster that is unknown.
-        For a reader, an empty name means the only cluster in the database. With the `term` of a leader
-        (`ones_db.leader`), writing methods raise `NotLeader` and store nothing once a newer term has begun. Commands
-        open a store without a term, and then it is not checked who leads.
+        server's password to ~/.pgpass, PGPASSWORD or a service file. Opening for writing adds an unknown cluster to the
+        database. For reading, an empty name means the only cluster in the database.
+
+        `term` is the term of a leader (`ones_db.leader`). Once a newer term has begun, writing methods raise
+        `NotLeader` and store nothing. Commands give no term, and then it is not checked who leads.
 
         Raises `SchemaError` if the database does not exist, has another schema, or is another program's; its message
         says what to run. Raises `StoreError` if the database cannot be opened, or does not have the cluster that a
@@ -107,5 +108,6 @@ class Store(
             check_revision(connection)
 
     def stamp(self) -> object:
-        """Return what changes with each write; None if only a query shows it. Raises OSError if the file is gone."""
+        """Return a value that changes with each write, or None if none is known now. Raises OSError if the file is
+        gone."""
         return self._backend.stamp()

@@ -30,7 +30,7 @@ _ENDED = f"""SELECT l.id FROM (SELECT j.id FROM jobs j WHERE j.cluster_id = :clu
 
 
 class TimelineRow(NamedTuple):
-    """A run for a timeline, or the part of a run between two changes of blocks. `end` is None while it runs."""
+    """A run for a timeline, or the part of a run between two changes of its blocks. `end` is None while it goes on."""
 
     job_id: int
     name: str
@@ -50,7 +50,8 @@ class SummaryStore(Transactions):
     def job_summaries(self, job_ids: Sequence[int] | None = None, *, ended: int | None = None) -> list[JobSummary]:
         """Return a line for each of these jobs, or for all that a companion has seen, in order of submission.
 
-        `ended` limits the jobs that have ended to the last ones, so the cost does not grow with the history.
+        With `ended`, only this number of ended jobs are returned, the newest. So the cost does not grow with the
+        history.
         """
         if job_ids is not None:
             # Written out, since databases limit the parameters of a statement.
@@ -62,7 +63,7 @@ class SummaryStore(Transactions):
         return self._lines(f"{OBSERVED} AND j.id IN ({_OPEN} UNION ALL {_ENDED.format('')})", ended=ended)
 
     def ended_of(self, user: str, count: int) -> list[JobSummary]:
-        """Return a line for each of the `count` jobs of a user that ended last. Others' later ends add to the cost."""
+        """Return a line for each of the `count` jobs of a user that ended last."""
         return self._lines(f"j.id IN ({_ENDED.format(' AND j.user_name = :user')})", ended=count, user=user)
 
     @reading
@@ -82,7 +83,7 @@ class SummaryStore(Transactions):
 
     @reading
     def strategies(self, connection: Connection) -> dict[str, int]:
-        """Return the number of jobs with each training strategy that have not ended, most frequent first."""
+        """Return the number of jobs that have not ended for each training strategy, the most frequent first."""
         query = (
             select(JOBS.c.strategy, func.count())
             .where(newest(self._cluster), JOBS.c.end_time.is_(None), JOBS.c.strategy.is_not(None))
@@ -95,7 +96,7 @@ class SummaryStore(Transactions):
     def timeline(
         self, connection: Connection, since: float | None = None, job_id: int | None = None
     ) -> list[TimelineRow]:
-        """Return the runs that have started of jobs that a companion has seen, in order of their starts.
+        """Return the started runs of jobs that a companion has seen, in order of their starts.
 
         `since` leaves out runs that ended before. `job_id` selects the newest job with this id.
         """
@@ -117,7 +118,7 @@ def _believed(text: str | None) -> StrategyLimits | None:
 
 @lru_cache(maxsize=KEPT)
 def _summary(names: tuple[str, ...], values: tuple[Any, ...]) -> JobSummary:
-    """Return the summary in a row. For an equal row it is the same object."""
+    """Return the summary in a row. Equal rows give the same object."""
     row = dict(zip(names, values, strict=True))
     limits = _believed(row["limits"])
     gpus, most, passes = (row["nodes"] or 0) * (row["gpus_per_node"] or 0), row["max_local_batch"], row["passes"]
@@ -131,7 +132,8 @@ def _summary(names: tuple[str, ...], values: tuple[Any, ...]) -> JobSummary:
 
 _SINCE = f"""j.id IN ({_OPEN} UNION ALL SELECT e.id FROM jobs e WHERE e.cluster_id = :cluster AND e.end_time >= :since)
         AND COALESCE({END}, :since) >= :since"""
-"""SQL condition on a run r of a job j: it had not ended at the time `since`. It uses keys (`job_summaries`)."""
+"""SQL condition on a run r of a job j: it had not ended at the time `since`. It selects jobs by their keys, for speed.
+"""
 
 _TIMELINE = f"""
     SELECT j.job_id, j.name, j.user_name, j.partition, j.requested_nodes * j.requested_gpus_per_node, r.restart,
@@ -142,7 +144,10 @@ _TIMELINE = f"""
 
 
 def _parts(rows: Iterable[Any]) -> list[TimelineRow]:
-    """Return the parts of a run between two changes of its blocks. Each row has a membership of the run, or nulls."""
+    """Return the parts of a run between two changes of its blocks.
+
+    Each row has the run and one of its memberships, or nulls if it has none.
+    """
     parts: list[TimelineRow] = []
     for *who, nodes, gpus_per_node, start, end, _, time, m_nodes, m_each in rows:
         if not parts:

@@ -44,14 +44,14 @@ METADATA = MetaData(
 # A word for each kind of column
 
 WHOLE = BigInteger().with_variant(Integer(), "sqlite")
-"""Integer of 64 bits. In SQLite it is INTEGER, as wide, and the only type for which SQLite generates keys."""
+"""Integer of 64 bits. In SQLite it is INTEGER, which has 64 bits too and is the only type with generated keys."""
 
 
 def storable(value: str) -> str:
     """Return text from users, Slurm or jobs in a form that every database can store.
 
-    Bytes that are no text (lone surrogates) become escapes. So do zeros, which PostgreSQL refuses. Otherwise one odd
-    job name could keep a whole snapshot out of the database.
+    Bytes that are no text (lone surrogates) become escapes, and so do NUL characters, which PostgreSQL refuses.
+    Otherwise one odd job name could keep a whole snapshot out of the database.
     """
     value = value.replace("\0", "\\x00")
     return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode()
@@ -88,7 +88,7 @@ def flag(name: str, comment: str) -> Column[Any]:
 
 
 def key() -> Column[Any]:
-    return column("id", WHOLE, "key of only this table", primary_key=True)
+    return column("id", WHOLE, "key of the row", primary_key=True)
 
 
 def of(name: str, target: str, comment: str, **options: Any) -> Column[Any]:
@@ -103,7 +103,7 @@ def table(name: str, comment: str, *items: Any) -> Table:
 
 
 def reason(name: str) -> tuple[Column[Any], Column[Any]]:
-    """Return the columns for a reason's code and arguments. The column with its sentence is separate."""
+    """Return the columns for a reason's code and arguments. Its sentence is in a column that is declared separately."""
     return (
         text(f"{name}_code", f"code of {name}, which does not change with its arguments", server_default=""),
         text(f"{name}_arguments", f"arguments of {name}'s sentence, as a JSON object", server_default="{}"),
@@ -150,24 +150,24 @@ JOBS = table(
     whole("max_local_batch", "most samples per GPU per forward pass", nullable=True),
     whole("dataset", "samples in an epoch; 0 if the job does not know", nullable=True),
     whole("epochs", "epochs that the job will train; 0 if it does not report that", nullable=True),
-    number("deferred_until", "until when the companion defers its start, Unix seconds; null: never", nullable=True),
+    number("deferred_until", "time until which the companion defers its start, Unix seconds; or null", nullable=True),
     whole("max_passes", "most forward passes per optimizer step", nullable=True),
     *reason("refusal"),
     whole("term", "for a job of blocks: number of the leader's term, as the job reports it", nullable=True),
-    column("hot", Boolean(), "for blocks: true if new ones get the state from memory, not a checkpoint", nullable=True),
+    column("hot", Boolean(), "for blocks: true if new ones load from memory, not from a checkpoint", nullable=True),
     whole("multiple_of", "global batches must be multiples of this, samples", nullable=True),
     text("strategy", "training strategy, as the job reports it; null for plain data parallel", nullable=True),
     text("limits", "limits of that strategy, as a JSON object (see the view `size_limits`)", nullable=True),
     whole("gradient_bytes", "bytes of gradients averaged in a step, as reported; 0 or null if unknown", nullable=True),
     text("rule", "how the learning rate follows the batch: sgd, adam, other or none; empty if unknown", nullable=True),
-    whole("grown", "largest global batch that needs no more samples, as the job reports it", nullable=True),
+    whole("grown", "largest global batch with which training needs no more samples, as reported", nullable=True),
     Index("uq_jobs_cluster_id_job_id_submit_time", "cluster_id", "job_id", "submit_time", unique=True),
     Index("ix_jobs_cluster_id_end_time", "cluster_id", "end_time"),
 )
 
 RUNS = table(
     "runs",
-    "one start of a job each",
+    "runs: a row for each start of a job",
     key(),
     of("job_id", "jobs.id", "job (jobs.id)"),
     whole("restart", "Slurm's restart count, 0 in the first run"),
@@ -179,7 +179,7 @@ RUNS = table(
     whole("batch", "global batch at the beginning, samples", nullable=True),
     number("lr_factor", "learning rate at the beginning, divided by that for the base batch", nullable=True),
     text("checkpoint", "name of the checkpoint that was loaded; empty if there was none", nullable=True),
-    number("launch_s", "from the start of the batch script to the ranks' first line, seconds", nullable=True),
+    number("launch_s", "from the start of `ones-run` to the first line of the ranks, seconds", nullable=True),
     number("group_s", "to build the process group, seconds", nullable=True),
     number("load_s", "to load the checkpoint, seconds", nullable=True),
     text("end_reason", "why the run ended, as the job reports it, or else Slurm's state", nullable=True),
@@ -189,21 +189,21 @@ RUNS = table(
     whole("cursor", "samples of that epoch already used", nullable=True),
     whole("step", "optimizer steps since the job's first run", nullable=True),
     number("first_loss", "first training loss that was reported", nullable=True),
-    number("hello_time", "when its first hello was written, Unix seconds", nullable=True),
+    number("hello_time", "when its first `Hello` report was written, Unix seconds", nullable=True),
     number("report_time", "when its newest report was written, Unix seconds", nullable=True),
     whole("report_offset", "bytes of its report file that were read"),
     whole("report_number", "number of the last report that was read"),
     number("noise", "gradient noise scale that was reported last, samples", nullable=True),
     number("progress", "progress since the job's first run, samples of the base batch", nullable=True),
-    number("queue_s", "from the last report of the run before to the batch script, seconds", nullable=True),
+    number("queue_s", "from the last report of the run before to this run's batch script, seconds", nullable=True),
     number("import_s", "time for imports, which is part of launch_s, seconds", nullable=True),
-    number("first_step_s", "from the hello to the end of the first step, seconds", nullable=True),
-    whole("resizes", "number of runs so far that began at another world size, as the job counts them", nullable=True),
+    number("first_step_s", "from the last `Hello` to the end of the first step, seconds", nullable=True),
+    whole("resizes", "runs of the job so far that changed its world size, as the job counts them", nullable=True),
     whole("attempts", "how often the ranks were started again within the run", nullable=True),
-    whole("hello_number", "number of the hello at the last start of the ranks", nullable=True),
+    whole("hello_number", "number of the newest `Hello` report", nullable=True),
     whole("nonfinite", "steps with a loss that is not a finite number", nullable=True),
     whole("nonfinite_step", "step of the last report with such a loss; null if there was none", nullable=True),
-    whole("world", "number of ranks in the last hello", nullable=True),
+    whole("world", "number of ranks in the newest `Hello` report", nullable=True),
     text("kind", "kind of its GPUs, several separated by commas; empty if unknown", nullable=True),
     Index("uq_runs_job_id_restart", "job_id", "restart", unique=True),
 )
@@ -212,7 +212,7 @@ RUNS = table(
 
 THROUGHPUT = table(
     "throughput",
-    "samples used over a stretch of steps, at the shape of the run",
+    "throughput samples: each covers a stretch of steps",
     of("run_id", "runs.id", "run", primary_key=True),
     whole("number", "number of the report", primary_key=True, autoincrement=False),
     number("time", "end of the stretch, Unix seconds"),
@@ -227,7 +227,7 @@ THROUGHPUT = table(
     number("noise", "gradient noise scale, samples", nullable=True),
     number("progress", "progress since the job's first run, samples of the base batch", nullable=True),
     whole("nonfinite", "steps with a loss that is not a finite number; the mean leaves them out", nullable=True),
-    number("gpu_use", "share of time in which the GPUs were in use, as Slurm measured, or else rank 0", nullable=True),
+    number("gpu_use", "share of time in which the GPUs were in use, by Slurm's measurement or rank 0's", nullable=True),
     whole("gpu_memory", "memory in use on each GPU, bytes", nullable=True),
     # Rows come in the order of time, so that a few pages hold the index; SQLite has no such kind.
     Index("ix_throughput_time", "time", postgresql_using="brin").ddl_if(dialect="postgresql"),
@@ -239,7 +239,7 @@ EPOCHS = table(
     of("run_id", "runs.id", "run", primary_key=True),
     whole("number", "number of the report", primary_key=True, autoincrement=False),
     number("time", "end of the epoch, Unix seconds"),
-    whole("epoch", "the epoch that ended, from 0"),
+    whole("epoch", "number of the epoch, from 0"),
     whole("step", "optimizer steps since the job's first run"),
     whole("samples", "samples used in it"),
     number("loss", "loss that the script reports for it", nullable=True),
@@ -265,7 +265,7 @@ CHECKPOINTS = table(
 
 BATCHES = table(
     "batch_changes",
-    "changes of the global batch inside a run, and of the learning rate and momentum that belong to it",
+    "changes of the global batch within a run, with the learning rate and momentum that go with it",
     of("run_id", "runs.id", "run", primary_key=True),
     whole("number", "number of the report", primary_key=True, autoincrement=False),
     number("time", "when, Unix seconds"),
@@ -281,7 +281,7 @@ BATCHES = table(
 
 BLOCKS = table(
     "blocks",
-    "one start of a block each, of jobs of blocks",
+    "blocks: a row for each start of a task of a job of blocks",
     of("job_id", "jobs.id", "job (jobs.id)", primary_key=True),
     whole("task", "task of the job array", primary_key=True, autoincrement=False),
     whole("restart", "Slurm's restart count of the task", primary_key=True, autoincrement=False),
@@ -292,7 +292,7 @@ BLOCKS = table(
     text("state", "base state, as Slurm names it"),
     number("start_time", "start, Unix seconds"),
     number("end_time", "end, Unix seconds; null until then", nullable=True),
-    flag("guest", "true if it ran in a queue for guests, whose jobs Slurm preempts"),
+    flag("guest", "true if it ran as a guest, in a queue whose jobs Slurm preempts"),
 )
 
 MEMBERSHIPS = table(
@@ -315,9 +315,9 @@ MEMBERSHIPS = table(
     ),
     whole("bytes", "state that was sent to new blocks, bytes"),
     number("transfer_s", "time to send that state, which is part of pause_s, seconds"),
-    number("ready_s", "from the order until the last new block was ready, while training went on, seconds"),
+    number("ready_s", "from the order until the last new block was ready, seconds; training goes on meanwhile"),
     whole("order_number", "number of the order that caused it", nullable=True),
-    text("why", "cause: order, lost, leaving or first"),
+    text("why", "cause: order, lost (block), leaving (block) or first (membership)"),
 )
 
 # What was decided and done
@@ -343,7 +343,7 @@ DECISIONS = table(
     text("mode", "advise (nothing was changed) or act"),
     number("score", "score of the schedule, in the policy's own unit", nullable=True),
     number("seconds", "time that the decision took, seconds"),
-    whole("generations", "generations of the search so far", nullable=True),
+    whole("generations", "generations of the evolutionary search so far", nullable=True),
     CheckConstraint("mode IN ('advise', 'act')", name="mode"),
     Index("uq_decisions_cluster_id_time_policy", "cluster_id", "time", "policy", unique=True),
 )
@@ -371,7 +371,7 @@ ALTERNATIVES = table(
     "the best few sizes that a decision considered for a job",
     of("decision_id", "decisions.id", "decision", primary_key=True),
     of("job_id", "jobs.id", "job (jobs.id)", primary_key=True, index=True),
-    whole("rank", "from 0, the best for the job", primary_key=True, autoincrement=False),
+    whole("rank", "0 for the best size, 1 for the next, and so on", primary_key=True, autoincrement=False),
     whole("nodes", "nodes; 0 for waiting"),
     whole("gpus_per_node", "GPUs per node; 0 for waiting"),
     whole("batch", "global batch, samples; 0 for waiting"),
@@ -384,7 +384,7 @@ RESIZES = table(
     key(),
     of("job_id", "jobs.id", "job (jobs.id)"),
     of("decision_id", "decisions.id", "decision that asked for the resize", nullable=True),
-    whole("restart", "restart count of the run that the resize ends"),
+    whole("restart", "restart count of the run that the resize ends; -1 if the job waits"),
     whole("old_nodes", "nodes before"),
     whole("old_gpus_per_node", "GPUs per node before"),
     whole("old_batch", "global batch before, samples", nullable=True),
@@ -395,7 +395,7 @@ RESIZES = table(
     flag("back", "true while the job gets its old shape again"),
     whole("order_number", "number of the order to the job", nullable=True),
     number("started", "when it was stored, Unix seconds"),
-    number("deadline", "time at which the present state is given up, Unix seconds", nullable=True),
+    number("deadline", "time at which the resize stops waiting in this state, Unix seconds", nullable=True),
     number("ended", "when it ended, Unix seconds; null while it is open", nullable=True),
     text("outcome", "what came of it, as a sentence"),
     number("pause_s", "pause of training: from the last step before to the first after, seconds", nullable=True),
@@ -404,13 +404,13 @@ RESIZES = table(
     text("added", "for blocks: task:nodesxGPUs of those that join, separated by commas", server_default=""),
     text("dropped", "for blocks: tasks of those that leave, separated by commas", server_default=""),
     text("guests", "for blocks: tasks of those that join as guests, separated by commas", server_default=""),
-    text("held", "for blocks: waiting tasks that the companion holds, separated by commas", server_default=""),
+    text("held", "for blocks: waiting tasks that the companion holds for it, separated by commas", server_default=""),
     text("old_kind", "kind of GPU that was requested before; empty for any", server_default=""),
     text("new_kind", "kind of GPU that is requested after; empty for any", server_default=""),
-    text("let_go", "for blocks: tasks that are no longer in that hold, separated by commas", server_default=""),
+    text("let_go", "for blocks: tasks that are no longer held for it, separated by commas", server_default=""),
     text(
         "preempted",
-        "for blocks: tasks held after it, since Slurm preempted them or may do so, separated by commas",
+        "for blocks: tasks held afterwards, since Slurm preempted them or may do so, separated by commas",
         server_default="",
     ),
     Index("uq_resizes_job_id_started", "job_id", "started", unique=True),
@@ -423,7 +423,7 @@ STEPS = table(
     "states of resizes, in order",
     of("resize_id", "resizes.id", "resize", primary_key=True),
     whole("sequence", "from 0, in order", primary_key=True, autoincrement=False),
-    text("state", "state it entered"),
+    text("state", "state that the resize entered"),
     flag("back", "true while the job gets its old shape again"),
     number("time", "when, Unix seconds"),
     text("detail", "what was found or done, as a sentence"),
@@ -454,7 +454,7 @@ CHANGES = table(
 
 OTHER_GPUS = table(
     "other_gpus",
-    "GPUs on which jobs run that did not opt in, each number until the next",
+    "GPUs held by jobs that did not opt in; each number holds until the next",
     of("cluster_id", "clusters.id", "cluster", primary_key=True),
     number("time", "when it was seen, Unix seconds", primary_key=True, autoincrement=False),
     whole("gpus", "number of these GPUs"),
@@ -487,7 +487,7 @@ ACCOUNTING = table(
     "jobs that are known only from Slurm's accounting",
     of("job_id", "jobs.id", "job (jobs.id)", primary_key=True),
     number("time_limit_s", "time limit, seconds; null if there was none", nullable=True),
-    number("import_time", "when accounting was last read about the job, Unix seconds"),
+    number("import_time", "when the job was last imported, Unix seconds"),
 )
 
 ROLLUPS = table(
@@ -495,7 +495,7 @@ ROLLUPS = table(
     "runs whose throughput samples were combined into longer ones",
     of("run_id", "runs.id", "run", primary_key=True),
     number("stretch_s", "length of the combined samples, seconds"),
-    whole("number", "number of the run's last report at that time"),
+    whole("number", "number of the run's last report when they were combined"),
 )
 
 HEALTH = table(

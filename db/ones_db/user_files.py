@@ -1,9 +1,11 @@
 """Database files for users: the same tables and views, with the rows of one user. They name no other user, and no job
-or account of another user.
+or account of another user. A user gets two kinds of file:
 
 * An **export** has all rows of a user, for analysis. Its table `actions` has only the export itself.
-* A **view** is published again and again, for `slurm-ones jobs`, `why` and `status`. It has only the newest of rows
-that grow without limit, such as samples and decisions. One more file, for everybody, has the companion's health.
+* A user's **view** is published again and again, for `slurm-ones jobs`, `why` and `status`. Of rows that grow without
+limit, such as samples and decisions, it has only the newest.
+
+One more file, for everybody, has the companion's health.
 """
 
 from __future__ import annotations
@@ -51,9 +53,9 @@ from ones_db.tables import (
 from ones_db.views import MOST_MEMBERSHIPS
 
 EXPORT = 0x6F6E6578
-"""Number by which SQLite's `application_id` marks an export. Only files with this number are replaced."""
+"""SQLite's `application_id` of an export. Only a file that has it is replaced."""
 ROWS = 20_000
-"""Number of rows that are in memory at once."""
+"""Largest number of rows that are in memory at once."""
 MODE = 0o640
 
 
@@ -79,7 +81,11 @@ def export_user(url: str, user: str, path: Path, by: str) -> Exported:
 
 
 def export_users(url: str, directory: Path, by: str) -> list[Exported]:
-    """Export each user with jobs to DIRECTORY/USER.sqlite, as of one moment. Raises `StoreError` before the first."""
+    """Export each user with jobs to DIRECTORY/USER.sqlite, all as of one moment.
+
+    Raises `StoreError` before the first export if a user's name cannot be a file's name. Raises what `export_user`
+    raises.
+    """
     with _reading(url) as connection:
         users = connection.scalars(select(JOBS.c.user_name).distinct().order_by(JOBS.c.user_name)).all()
         odd = [user for user in users if not re.fullmatch(r"[\w@+-][\w@.+-]{0,99}", user)]
@@ -129,7 +135,7 @@ def _check(path: Path) -> None:
     except sqlite3.Error:
         mark = None
     if mark != EXPORT or path.is_symlink():
-        raise StoreError(f"{path}: is there, and is no export that could be replaced; name another file")
+        raise StoreError(f"{path}: exists and is not an export, so it is not replaced; name another file")
 
 
 def _fill(source: Connection, user: str, path: Path, by: str) -> None:
@@ -165,7 +171,7 @@ def _finish(path: Path, user: str) -> bool:
 
 
 def _parents() -> dict[str, tuple[str, str]]:
-    """Return the foreign key and the parent table of each table whose rows belong to jobs."""
+    """Return (foreign key, parent table) for each table whose rows belong to a job, directly or through a parent."""
     found: dict[str, tuple[str, str]] = {}
     for table in METADATA.sorted_tables:
         for key in sorted(table.foreign_keys, key=lambda key: key.parent.name):
@@ -176,7 +182,7 @@ def _parents() -> dict[str, tuple[str, str]]:
 
 
 def _rows(user: str) -> Iterator[tuple[Table, Select[Any]]]:
-    """Yield each table with the query of a user's rows in the order of their keys. Parent tables come first."""
+    """Yield each table with the query of a user's rows, in the order of their keys. Parent tables come first."""
     belongs = _parents()
     own: dict[str, Select[Any]] = {JOBS.name: select(JOBS.c.id).where(JOBS.c.user_name == user)}
     for table in METADATA.sorted_tables:
@@ -197,7 +203,10 @@ def _rows(user: str) -> Iterator[tuple[Table, Select[Any]]]:
 
 
 def _concerning(jobs: Select[Any]) -> ColumnElement[bool]:
-    """Return the condition that a decision is about these jobs, or the cluster's last, until which runs count."""
+    """Return the condition that a decision is about these jobs, or is the newest of its cluster.
+
+    The newest decision is needed because runs that have not ended count until its time (`views.UNTIL`).
+    """
     every = DECISIONS.alias()
     last = select(every.c.cluster_id, func.max(every.c.time)).group_by(every.c.cluster_id)
     return or_(
@@ -210,18 +219,18 @@ def _concerning(jobs: Select[Any]) -> ColumnElement[bool]:
 # The file that is published for each user
 
 KEEP_S = 7 * 86_400.0
-"""Seconds for which a job is shown after its end."""
+"""Time for which a user's view has a job after its end, in seconds."""
 MOST_JOBS = 500
 """Most jobs in a user's view. Jobs that have not ended come first, then those submitted last."""
 MOST_RUNS, MOST_RESIZES, MOST_BLOCKS = 100, 50, 200
-"""Most runs, resizes and blocks of a job in a view. They are the newest."""
+"""Most runs, resizes and blocks of a job in a user's view. The newest are kept."""
 MOST_DECISIONS = 20
 
 Rows = tuple[Table, Sequence[Sequence[Any]]]
 
 
 class ViewSource:
-    """Reader of the rows that each user may see. Only one thread at a time may use it."""
+    """Source of each user's view. Only one thread at a time may use it."""
 
     def __init__(self, url: str, cluster: str) -> None:
         """Prepare to read; the database is opened later. All other methods may raise `StoreError`."""
@@ -229,7 +238,7 @@ class ViewSource:
         self._cluster = cluster
         self._known_key: int | None = None
         self._decisions: dict[int, int] = {}
-        """Id of the newest decision about each job that was read, by jobs.id."""
+        """Id of the newest decision that was read about each job, by jobs.id."""
         self._last: int | None = None
         """Id of the newest decision that was read; None before the first read."""
 
@@ -238,7 +247,7 @@ class ViewSource:
         self._engine.dispose()
 
     def users(self, now: float) -> dict[str, Hashable]:
-        """Return the users who have jobs to show. With each is a value that changes whenever the user's view does."""
+        """Return the users who have jobs to show, each with a value that changes whenever the user's view does."""
         with transaction(self._engine) as connection:
             shown = {"cluster": self._key(connection), "since": now - KEEP_S}
             jobs = connection.execute(_JOBS, shown).all()
@@ -255,7 +264,7 @@ class ViewSource:
         return {user: tuple(known) for user, known in found.items()}
 
     def views(self, users: Iterable[str], now: float) -> Generator[tuple[str, bytes], None, None]:
-        """Yield the database file of each of these users, as of one moment, each made when the caller asks for it."""
+        """Yield (user, database file) for these users, as of one moment. Each file is made when the caller takes it."""
         with transaction(self._engine) as connection:
             key = self._key(connection)
             for user in users:
@@ -280,7 +289,10 @@ class ViewSource:
         return self._known_key
 
     def _note_decisions(self, connection: Connection, keys: set[int]) -> None:
-        """Read the decisions since the last call. The first only notes the newest id, as all views are written then."""
+        """Read the decisions that were added since the last call.
+
+        The first call only notes the newest id, because all views are written then.
+        """
         if self._last is None:
             self._last = connection.scalar(select(func.max(DECISIONS.c.id))) or 0
         for key, decision in connection.execute(_NEW_DECISIONS, {"last": self._last}):
@@ -333,7 +345,7 @@ def _newest(table: Table, of: Any, by: Any, most: int) -> Select[Any]:
 
 
 def _last(table: Table, *holds: str) -> Select[Any]:
-    """Return the query of each run's newest row with values in these columns. It uses keys, so its cost is constant."""
+    """Return the query of each run's newest row with values in these columns. Its cost does not grow with the rows."""
     inner = table.alias()
     last = select(inner.c.number).where(inner.c.run_id == RUNS.c.id, *(inner.c[name].is_not(None) for name in holds))
     if table is THROUGHPUT:
@@ -344,7 +356,7 @@ def _last(table: Table, *holds: str) -> Select[Any]:
 
 
 def _decided() -> Select[Any]:
-    """Return the query of each job's rows in decision_jobs, of its `MOST_DECISIONS` newest decisions."""
+    """Return the query of each job's rows in `decision_jobs`, for its `MOST_DECISIONS` newest decisions."""
     inner = DECISION_JOBS.alias()
     first = select(inner.c.decision_id).where(inner.c.job_id == JOBS.c.id).order_by(inner.c.decision_id.desc())
     first = first.limit(1).offset(MOST_DECISIONS - 1).correlate(JOBS)
@@ -373,7 +385,8 @@ _FIGURES = (
     .group_by(BLOCKS.c.job_id),
     select(PROMISES.c.job_id, PROMISES.c.time).where(keyed(PROMISES.c.job_id)),
 )
-"""Queries of numbers about each job. If a row in the view of a job changes, at least one of its numbers does."""
+"""Queries of a few numbers about each job. If a row of the job in its user's view changes, so does one of its numbers.
+"""
 _NEW_DECISIONS = (
     select(DECISION_JOBS.c.job_id, func.max(DECISION_JOBS.c.decision_id))
     .where(DECISION_JOBS.c.decision_id > bindparam("last"))
@@ -415,7 +428,7 @@ def _file(tables: Iterable[Rows]) -> bytes:
 
 @cache
 def _empty() -> bytes:
-    """Return a database file without rows and indexes, as bytes. It is as small as possible."""
+    """Return the smallest database file without rows and indexes, as bytes."""
     with tempfile.TemporaryDirectory(prefix="slurm-ones-") as folder:
         path = Path(folder) / "empty.sqlite"
         migrate.upgrade(f"sqlite:///{path}")

@@ -50,7 +50,7 @@ WORDS: dict[str, dict[str, str]] = {
         "member": "CAST(jsonb_path_query_first({}) AS BIGINT)",
     },
 }
-"""Replacement of each of these functions in each database. Braces stand for the arguments."""
+"""SQL of each of these functions in each kind of database. Braces stand for the arguments."""
 
 _WORD = re.compile(rf"\b({'|'.join(WORDS['sqlite'])})\(")
 
@@ -66,11 +66,11 @@ class Column:
 
     name: str
     kind: str
-    """Key of `KINDS`. ``day`` is YYYY-MM-DD in UTC, and ``said`` is the time in another column as text in UTC."""
+    """Key of `KINDS`. ``day`` is a date YYYY-MM-DD in UTC. ``said`` is another column's time as text in UTC."""
     comment: str
     """Meaning and unit."""
     of: str = ""
-    """Column that a column of kind ``said`` gives as text; else empty."""
+    """Column whose time this column gives as text, if it is of kind ``said``; else empty."""
 
 
 @dataclass(frozen=True)
@@ -122,8 +122,8 @@ END = end_of("r", "j")
 
 UNTIL = f"""COALESCE({END}, latest(r.start_time, COALESCE(r.report_time, r.start_time),
         COALESCE((SELECT MAX(look.time) FROM decisions look WHERE look.cluster_id = j.cluster_id), r.start_time)))"""
-"""SQL for the time until which a run r of a job j counts. If the run has not ended, this is its newest report or the
-companion's last decision. It is not the present time, because the database may be a copy, or its companion may have
+"""SQL for the time until which a run r of a job j counts: its end, or else its newest report or the companion's last
+decision, if that is later. It is not the present time, because the database may be a copy, or its companion may have
 stopped."""
 
 BEGAN = "latest(r.start_time, j.submit_time)"
@@ -133,16 +133,16 @@ report any start if no snapshot showed the real one."""
 JOBS = "FROM clusters c CROSS JOIN jobs j"
 
 OBSERVED = "NOT EXISTS (SELECT 1 FROM accounting a WHERE a.job_id = j.id)"
-"""SQL condition on a job j: a companion has seen it, so that it is not only known from accounting."""
+"""SQL condition on a job j: a companion has seen it, so it is not known only from an import of accounting."""
 
 GPUS = "CASE WHEN r.nodes < 1000000 AND r.gpus_per_node < 1000000 THEN r.nodes * r.gpus_per_node ELSE 0 END"
-"""SQL for the GPUs of a run r. An absurd number counts as 0, because the job itself may have reported it."""
+"""SQL for the GPUs of a run r. An absurd number counts as 0: the job itself may have reported it."""
 
 CLUSTER = Column("cluster", "text", "the cluster's name")
 JOB = (
     CLUSTER,
     Column("job_id", "int", "Slurm's job id"),
-    Column("submit_time", "time", "first submission, Unix seconds; tells jobs apart that had the same id"),
+    Column("submit_time", "time", "first submission, Unix seconds; it distinguishes jobs with the same id"),
     Column("name", "text", "name of the job"),
     Column("user_name", "text", "its owner"),
 )
@@ -159,7 +159,7 @@ def said(name: str, of: str) -> Column:
 
 
 def of_runs(what: str) -> str:
-    """Return a subquery with this expression over the runs r of a job j that have started."""
+    """Return a subquery for an expression over the started runs r of a job j."""
     return f"(SELECT {what} FROM runs r WHERE r.job_id = j.id AND r.start_time IS NOT NULL)"
 
 
@@ -177,14 +177,14 @@ M_AFTER = (
 """SQL for the start of the membership after m; null if m is the last of its run."""
 
 MOST_MEMBERSHIPS = 6
-"""Number of newest memberships of each run that are in a user's file."""
+"""Number of memberships of each run in a user's file: the newest."""
 
 M_BEGAN = f"""CASE WHEN
             (m.why <> 'first' AND (SELECT COUNT(*) FROM memberships n WHERE n.run_id = m.run_id) >= {MOST_MEMBERSHIPS})
             OR EXISTS (SELECT 1 FROM memberships n WHERE n.run_id = m.run_id AND n.number < m.number)
         THEN latest(m.time, {BEGAN}) ELSE {BEGAN} END"""
-"""SQL for the time from which a membership m of a run r of a job j counts. The first counts from the start of the run.
-In a user's file, the earliest membership may not be the first."""
+"""SQL for the time from which a membership m of a run r of a job j counts: its start. The run's first membership counts
+from the start of the run. In a user's file, the earliest membership may not be the first."""
 
 M_UNTIL = f"earliest(COALESCE({M_AFTER}, {UNTIL}), {UNTIL})"
 
@@ -194,7 +194,7 @@ TERM_HOURS = f"""(SELECT SUM(latest(0.0, {M_UNTIL} - {M_BEGAN}) * {M_GPUS}) / 36
 
 SAMPLES = """runs r CROSS JOIN throughput t LEFT JOIN memberships m ON m.run_id = t.run_id AND m.number =
         (SELECT MAX(n.number) FROM memberships n WHERE n.run_id = t.run_id AND n.number < t.number)"""
-"""FROM clause of throughput samples t of runs r. Each has the membership m at that time, or nulls if there is none."""
+"""FROM clause of throughput samples t of runs r. Each has the membership m in force at that time, or nulls."""
 
 T_NODES = f"CASE WHEN m.number IS NULL THEN r.nodes ELSE {M_NODES} END"
 T_EACH = f"CASE WHEN m.number IS NULL THEN r.gpus_per_node ELSE {M_EACH} END"
@@ -202,12 +202,13 @@ T_GPUS = f"CASE WHEN m.number IS NULL THEN {GPUS} ELSE {M_GPUS} END"
 """SQL for the GPUs at which a sample of `SAMPLES` was measured; `T_NODES` and `T_EACH` are its two factors."""
 
 LEAST_S, WITHIN, IDLE_USE = 1e-6, 0.9, 0.1
-"""Shortest sample in seconds; share of it that must be after a change of blocks; use below which GPUs are idle."""
+"""Shortest sample that counts, in seconds; share of a sample that must lie after a change of blocks; GPU use below
+which GPUs are idle."""
 
 MEASURED = f"""t.seconds > {LEAST_S} AND t.samples > 0
             AND (m.number IS NULL OR t.time - {WITHIN} * t.seconds >= m.time)"""
-"""SQL condition on samples of `SAMPLES`: seconds and samples are above zero, and no blocks changed meanwhile. Views sum
-floats and not whole numbers, because an overflow would make the view fail for everybody."""
+"""SQL condition on samples of `SAMPLES`: seconds and samples are above zero, and no blocks joined or left meanwhile.
+Views sum floats: one overflow in a sum of whole numbers would make the view fail for everybody."""
 
 SIZES = f"""SELECT r.restart, 0 AS number, r.nodes AS nodes, r.gpus_per_node AS each, {GPUS} AS gpus FROM runs r
             WHERE r.job_id = j.id AND r.start_time IS NOT NULL AND r.nodes > 0
@@ -218,7 +219,7 @@ SIZES = f"""SELECT r.restart, 0 AS number, r.nodes AS nodes, r.gpus_per_node AS 
 
 RESIZED = f"""SELECT COUNT(*) FROM resizes z WHERE z.job_id = j.id AND z.state = '{RESIZE_DONE}'
             AND z.ended IS NOT NULL AND z.restart >= 0"""
-"""SELECT of the number of resizes that took effect while a job j ran. A condition on the resize z may be appended."""
+"""SELECT of the number of resizes of a running job j that took effect. A condition on the resize z may be appended."""
 
 HAS_BLOCKS = "EXISTS (SELECT 1 FROM blocks b WHERE b.job_id = j.id)"
 
@@ -235,10 +236,10 @@ OF_SIZES = {
     "replicas": "parts into which the samples of a step are split",
     "quantum": "global batches are multiples of this, samples",
     "together": "number of consecutive ranks that share a node",
-    "fixed_bytes": "memory of a GPU that no sample takes; 0 if it is not known",
-    "sample_bytes": "memory of a GPU for each sample of a replica's local batch; 0 if it is not known",
-    "replica_bytes": "sent by a rank in an optimizer step within its replica, for each sample of the local batch",
-    "data_bytes": "sent by a rank in an optimizer step between replicas",
+    "fixed_bytes": "memory of a GPU that does not depend on the batch, bytes; 0 if unknown",
+    "sample_bytes": "memory of a GPU for each sample of a replica's local batch, bytes; 0 if unknown",
+    "replica_bytes": "bytes that a rank sends in its replica in an optimizer step, for each sample of the local batch",
+    "data_bytes": "bytes that a rank sends to other replicas in an optimizer step",
 }
 """Meaning of each number that a strategy has for a number of GPUs, by its name in the column `limits` of a job."""
 
@@ -283,10 +284,10 @@ _STARTED = "(SELECT MIN(r.start_time) FROM runs r WHERE r.job_id = j.id)"
 
 @dataclass(frozen=True)
 class JobSummary:
-    """Summary of a job: its line in the table of jobs."""
+    """Summary of a job: its line in lists of jobs."""
 
     job_id: Annotated[int, Of("j.job_id", "Slurm's job id")]
-    submit_time: Annotated[float, Of("j.submit_time", "first submission, Unix seconds; tells jobs of one id apart")]
+    submit_time: Annotated[float, Of("j.submit_time", "first submission, Unix seconds; it differs for the same id")]
     name: Annotated[str, Of("j.name", "name of the job")]
     user: Annotated[str, Of("j.user_name", "its owner")]
     account: Annotated[str, Of("j.account", "account it is charged to")]
@@ -362,7 +363,7 @@ class JobSummary:
 
     @property
     def local_batch(self) -> int | None:
-        """Most samples of a replica (a GPU, without a training strategy) in a forward pass; None if unknown."""
+        """Most samples in a forward pass of one replica, or of one GPU without a training strategy. None if unknown."""
         if self.batch is None or not self.passes or not self.shape or not self.shape.gpus:
             return None
         return -(-self.batch // (replicas(self.limits, self.shape.gpus) * self.passes))
@@ -390,16 +391,16 @@ FROM_JOB = f"""jobs j
             AND p.restart = (SELECT MAX(o.restart) FROM runs o WHERE o.job_id = j.id AND o.epoch IS NOT NULL)
         {_since_hello("memberships", "m")}
         {_since_hello("batch_changes", "b")}"""
-"""FROM clause: job j, its newest run n, and its newest run p with a position. While n loads, p is an older run.
+"""FROM clause: job j, its newest run n, and its newest run p with a known epoch. While n loads, p is an older run.
 
-m and b are n's newest membership and newest change of batch since its last start.
+m and b are the newest membership and the newest change of batch in n since its ranks last started.
 """
 SELECTED = ", ".join(f"{sql} AS {column.name}" for column, sql in _LINE)
 _SAID = {"submit_time": "submitted", "start_time": "started", "end_time": "ended"}
 
 JOB_SUMMARY = View(
     "job_summary",
-    "One row a job: how long it took, waited and ran, at which sizes, and what resizing did to it",
+    "One row per job: how long it took, waited and ran, at which sizes, and how it was resized",
     (
         CLUSTER,
         *(
@@ -411,7 +412,7 @@ JOB_SUMMARY = View(
         Column("queueing_s", "float", "submission to first start, seconds"),
         Column("running_s", "float", "length of all its runs, seconds; if it runs, to the newest report or decision"),
         Column("runs", "int", "number of its starts; for a job of blocks, number of its terms"),
-        Column("sizes", "text", "nodes x GPUs per node of each run and membership, in order; unequal nodes as one"),
+        Column("sizes", "text", "shape of each run and membership in order, as in 1x4 > 2x4; unequal nodes as one"),
         Column("smallest_gpus", "int", "fewest GPUs that it trained on"),
         Column("largest_gpus", "int", "most GPUs that it trained on"),
         Column("gpu_hours", "float", "GPU-hours of all its runs; for a job of blocks, of all its blocks"),
@@ -442,13 +443,13 @@ def stored(table: Table, names: str) -> tuple[Column, ...]:
 
 RUN_TIMELINE = View(
     "run_timeline",
-    "One row a run, for timelines: when, where and at which size each job ran",
+    "One row per run, for timelines: when, where and at which size each job ran",
     (
         *JOB,
         Column("restart", "int", "Slurm's restart count, 0 in the first run; for a job of blocks, the term"),
-        Column("nodes", "int", "nodes (for a job of blocks, at its end); 0 if unknown"),
+        Column("nodes", "int", "nodes (for a job of blocks, at the end of the term); 0 if unknown"),
         Column("gpus_per_node", "int", "GPUs per node; 0 if unknown"),
-        Column("gpus", "int", "GPUs in all (for a job of blocks, at its end)"),
+        Column("gpus", "int", "GPUs in all (for a job of blocks, at the end of the term)"),
         *stored(RUNS, "node_list batch"),
         *time_of("start_time", "started", "start"),
         *time_of("end_time", "ended", "end (newest report if Slurm requeued the run; null while the run goes on)"),
@@ -467,7 +468,7 @@ RUN_TIMELINE = View(
 
 BLOCK_TIMELINE = View(
     "block_timeline",
-    "One row a start of a block: when, where and at which size the blocks of a job ran",
+    "One row per block (a start of its task): when, where and at which size it ran",
     (
         *JOB,
         *stored(BLOCKS, "task restart slurm_id nodes gpus_per_node"),
@@ -491,7 +492,7 @@ BLOCK_TIMELINE = View(
 
 MEMBERSHIP_TIMELINE = View(
     "membership_timeline",
-    "One row a membership: which blocks of a job trained together, from when to when, and what the change cost",
+    "One row per membership: which blocks of a job trained together, from when to when, and what the change cost",
     (
         *JOB,
         Column("term", "int", "term of the leader: restart in run_timeline"),
@@ -518,15 +519,15 @@ SCALING = View(
     (
         *JOB,
         Column("kind", "text", "kind of the GPUs, several with commas between; empty if it is unknown"),
-        Column("nodes", "int", "nodes; one node with all GPUs stands for blocks on nodes that give unequally many"),
+        Column("nodes", "int", "nodes; one node with all GPUs if the nodes gave unequal numbers"),
         Column("gpus_per_node", "int", "GPUs per node"),
         Column("gpus", "int", "GPUs in all"),
         Column("batch", "int", "global batch, samples"),
-        Column("reports", "int", "number of throughput samples measured, a rolled-up sample counted once"),
+        Column("reports", "int", "number of throughput samples; a combined sample counts once"),
         Column("measured_s", "float", "how long it was measured, seconds"),
         Column("samples_per_s", "float", "throughput, samples/s over all ranks"),
-        Column("speed_up", "float", "throughput over that of the job's smallest shape and batch on this kind"),
-        Column("gpu_efficiency", "float", "throughput per GPU over that of the smallest shape and batch, as above"),
+        Column("speed_up", "float", "throughput divided by that at the job's smallest shape and batch on this kind"),
+        Column("gpu_efficiency", "float", "speed_up for the throughput per GPU: 1 is ideal scaling"),
         Column("statistical_efficiency", "float", "progress per sample relative to the base batch; null without noise"),
         Column("goodput", "float", "throughput times statistical efficiency, samples of the base batch a second"),
     ),
@@ -571,7 +572,7 @@ RESIZE_COST = View(
         Column("new_gpus", "int", "GPUs after; 0 if the job was parked"),
         *stored(RESIZES, "old_batch new_batch"),
         Column("state", "text", f"state in which it ended; '{RESIZE_DONE}' when it took effect"),
-        Column("pause_s", "float", "from the last step before to the first report after it, seconds"),
+        Column("pause_s", "float", "pause of training: last step before to first report after it, seconds"),
         Column("total_s", "float", "from when the resize was stored to its end, seconds"),
         Column("checkpoint_s", "float", "time to write the checkpoint that the resize ordered, seconds"),
         Column("stall_s", "float", "pause of training for that checkpoint, seconds"),
@@ -605,7 +606,7 @@ SPANS = f"""
     WHERE j.cluster_id = c.id AND r.job_id = j.id AND r.start_time IS NOT NULL AND NOT {HAS_BLOCKS}
     UNION ALL SELECT c.name, j.user_name, j.account, j.id, b.nodes * b.gpus_per_node, b.start_time, {B_UNTIL}
     {JOBS} CROSS JOIN blocks b WHERE j.cluster_id = c.id AND b.job_id = j.id"""
-"""SELECT of the times in which runs held GPUs. For a job of blocks these are the times of its blocks."""
+"""SELECT of the times in which jobs held GPUs: a row for each run, or for each block of a job of blocks."""
 
 OF_A_DAY = (
     CLUSTER,
@@ -614,7 +615,7 @@ OF_A_DAY = (
     Column("day", "day", "the day, as YYYY-MM-DD in UTC"),
     Column("day_time", "time", "when the day began, Unix seconds"),
 )
-"""First columns of views that have rows by day: cluster, user, account and day."""
+"""First columns of the views with rows by day: cluster, user, account and day."""
 
 GPU_HOURS = View(
     "gpu_hours",
@@ -649,9 +650,9 @@ IDLE_GPUS = View(
     (
         *OF_A_DAY,
         Column("jobs", "int", "jobs whose use was measured on that day"),
-        Column("gpu_hours", "float", "GPU-hours of training for which it was measured"),
+        Column("gpu_hours", "float", "GPU-hours of training for which the use was measured"),
         Column("gpu_use", "float", "mean use of the GPUs during gpu_hours, 0 to 1"),
-        Column("idle_gpu_hours", "float", "part of gpu_hours whose reports show a use below 0.1"),
+        Column("idle_gpu_hours", "float", "part of gpu_hours in which the measured use was below 0.1"),
         Column("gpu_memory", "int", "highest memory use of a GPU, bytes; null if unknown"),
     ),
     f"""
@@ -676,10 +677,10 @@ DECISIONS_EXPLAINED = View(
     "What each decision gave each job, and why",
     (
         *JOB,
-        Column("decision_id", "int", "the decision"),
+        Column("decision_id", "int", "key of the decision (decisions.id)"),
         *time_of("time", "decided", "when the decision was made"),
         *stored(DECISIONS, "policy mode"),
-        Column("action", "text", "waits, starts, keeps, grows, shrinks, moves, parks, or batch (a change of only it)"),
+        Column("action", "text", "waits, starts, keeps, grows, shrinks, moves, parks, or batch (only it changes)"),
         Column("from_gpus", "int", "GPUs it held; null if it waited"),
         Column("gpus", "int", "GPUs it gets; null if it waits"),
         Column("from_batch", "int", "global batch it had, samples"),
@@ -717,14 +718,14 @@ WHAT_IF = View(
         Column("batch", "int", "global batch in which its first run began, samples"),
         Column("samples", "float", "samples it trained on; samples repeated after a lost checkpoint count once"),
         Column("measured_s", "float", "how long it was measured at the requested shape with this batch, seconds"),
-        Column("samples_per_s", "float", "throughput there with this batch, samples/s; null if never measured"),
+        Column("samples_per_s", "float", "throughput at that shape with this batch, samples/s; null if never measured"),
         Column("wait_s", "float", "submission to the first hello (first queueing and first start), seconds"),
         Column("jct_s", "float", "job completion time, seconds"),
-        Column("other_s", "float", "jct_s minus wait_s, training and resizes: first step, evaluation and end, seconds"),
+        Column("other_s", "float", "rest of jct_s: all but wait_s, training and pauses of resizes, seconds"),
         Column("predicted_jct_s", "float", "wait_s + samples / samples_per_s + other_s, seconds; null if unknown"),
         Column("speed_up", "float", "predicted_jct_s / jct_s; above 1 if the resizes paid off; null without resizes"),
         Column("resizes", "int", "resizes of the running job that took effect, by requeue or by blocks"),
-        Column("by_blocks", "int", "part of resizes that was by blocks"),
+        Column("by_blocks", "int", "number of these resizes that were by blocks"),
     ),
     f"""
     SELECT p.*, CASE WHEN p.resizes > 0 THEN p.predicted_jct_s / p.jct_s END AS speed_up

@@ -110,7 +110,7 @@ def test_an_older_term_writes_nothing(url: str) -> None:
         old.record_jobs([job(1)])
         one.leave(2.0)
         new = stack.enter_context(Store.open(url, "gres", term=other.take(3.0)))
-        with pytest.raises(NotLeader, match=rf"term 1 is lost: {me()} leads since, in term 2"):
+        with pytest.raises(NotLeader, match=rf"term 1 is lost: {me()} leads now, in term 2"):
             old.record_jobs([job(2)])
         with pytest.raises(NotLeader):
             old.set_deferral(1, 5.0)

@@ -254,7 +254,7 @@ def test_other_programs_files_are_left_alone(tmp_path: Path) -> None:
         ("ones.sqlite", "write sqlite:///PATH"),
         ("sqlite://", "names no file"),
         ("sqlite:///:memory:", "names no file"),
-        ("mysql://me:secret@host/ones", "mysql: no database of a kind"),
+        ("mysql://me:secret@host/ones", "mysql: unknown kind of database"),
         ("postgresql:/me:secret@host/ones", "is not a database URL"),
         ("postgresql://me:secret@[::1/ones", "is not a database URL"),
         ("postgresql://me:secret@/ones?host=/nowhere", "the server is not there"),

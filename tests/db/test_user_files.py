@@ -102,7 +102,7 @@ def test_a_file_is_replaced_whole_or_not_at_all(sqlite_url: str, tmp_path: Path)
     other.write_text("mine")
     link.symlink_to(other)
     for target in (live, other, link):
-        with pytest.raises(StoreError, match="is no export that could be replaced"):
+        with pytest.raises(StoreError, match="exists and is not an export"):
             export_user(sqlite_url, "alice", target, "ops")
     assert live.read_bytes() == before and other.read_text() == "mine"
     export_user(sqlite_url, "alice", path, "ops")

@@ -1,5 +1,5 @@
--- Why jobs were left as they are or did not get what was decided: each cause by its code, with how many jobs it held
--- and from when to when it was seen. Parameters since and until.
+-- Reasons of decisions and of their outcomes, by code: the number of jobs, how often, and the first and last time.
+-- Parameters since and until.
 --: since time
 --: until time
 SELECT code, COUNT(DISTINCT job) AS jobs, COUNT(*) AS times, MIN(time) AS first_time, MAX(time) AS last_time

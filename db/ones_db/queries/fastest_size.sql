@@ -1,7 +1,6 @@
--- The fastest size for a job, best first. Where it told its gradient noise scale, the fastest is what makes most
--- progress: goodput, its throughput times what a sample is worth at that batch. Sizes that were measured for less
--- than a few steps are little known: look at measured_s. Parameter job_id, Slurm's own; of ids that were used again it
--- is the newest job.
+-- Sizes and batches of a job, the fastest first. If the job reports its gradient noise scale, the fastest has the
+-- highest goodput: throughput times statistical efficiency. Sizes that were measured for only a few steps are
+-- uncertain: see measured_s. Parameter job_id is Slurm's job id; if the id was used again, it means the newest job.
 --: job_id int
 SELECT cluster, nodes, gpus_per_node, gpus, batch, measured_s, samples_per_s, goodput
 FROM scaling s

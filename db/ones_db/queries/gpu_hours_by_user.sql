@@ -1,6 +1,5 @@
--- GPU-hours by user between two moments, to the second. Parameters since and until.
--- A run that goes on counts as far as is known, one that was requeued to its last report. Jobs of blocks count by their
--- blocks.
+-- GPU-hours by user between two moments, to the second. Parameters since and until. A run that goes on counts to its
+-- newest report or decision, and one that was requeued to its last report. For jobs of blocks, the blocks count.
 --: since time
 --: until time
 SELECT user_name, COUNT(*) AS runs,

@@ -1,5 +1,5 @@
--- A job's epochs in order, with the size at which each ended: loss and accuracy over time and GPU-hours.
--- An epoch that was done again after a lost checkpoint is there twice. Parameter job_id, Slurm's own.
+-- Epochs of a job in order, with the GPUs at the end of each: loss and accuracy over time. An epoch that was repeated
+-- after a lost checkpoint is there twice. Parameter job_id is Slurm's job id.
 --: job_id int
 SELECT c.name AS cluster, j.submit_time, r.restart,
        COALESCE((SELECT m.world FROM memberships m WHERE m.run_id = r.id AND m.number < e.number

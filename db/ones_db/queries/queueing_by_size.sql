@@ -1,4 +1,4 @@
--- How long jobs waited for their first start, by the GPUs that they asked for.
+-- Time that jobs waited for their first start, by the number of GPUs that they requested.
 SELECT cluster, requested_gpus, COUNT(*) AS jobs, AVG(queueing_s) AS queueing_s, MAX(queueing_s) AS longest_s
 FROM job_summary
 WHERE start_time IS NOT NULL

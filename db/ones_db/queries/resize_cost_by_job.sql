@@ -1,5 +1,5 @@
--- What resizing cost a user's jobs, by mechanism: how many resizes took effect while the job ran, how long it stood still
--- for them in all, and what part of its time that is. Resizes of a job that waited cost it nothing. Parameter user_name.
+-- Cost of resizing a user's jobs, by mechanism: the resizes that took effect while the job ran, its pauses for them,
+-- and their share of the JCT. Resizes of a job that waited cost it nothing and are left out. Parameter user_name.
 --: user_name text
 SELECT j.cluster, j.job_id, j.name, z.mechanism, COUNT(CASE WHEN z.state = 'done' THEN 1 END) AS resizes,
        COALESCE(SUM(z.pause_s), 0.0) AS pause_s,

@@ -1,5 +1,4 @@
--- Who used the GPUs since a day, that day included: GPU-hours by user and account, in days of UTC.
--- Parameter since.
+-- GPU-hours by user and account since a day (UTC), that day included. Parameter since.
 --: since day
 SELECT user_name, account, SUM(gpu_hours) AS gpu_hours, COUNT(DISTINCT day) AS days
 FROM gpu_hours

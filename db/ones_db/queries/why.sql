@@ -1,4 +1,4 @@
--- What was decided for a job, and why, where something was to change. Parameter job_id, Slurm's own.
+-- Decisions that were to change something for a job, with their reasons. Parameter job_id is Slurm's job id.
 --: job_id int
 SELECT cluster, decided, policy, action, from_gpus, gpus, from_batch, batch, reason, outcome
 FROM decisions_explained

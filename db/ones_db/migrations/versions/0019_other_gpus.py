@@ -23,7 +23,7 @@ def upgrade() -> None:
         sa.Column("gpus", WHOLE, nullable=False, comment="number of these GPUs"),
         sa.ForeignKeyConstraint(["cluster_id"], ["clusters.id"], name=op.f("fk_other_gpus_cluster_id_clusters")),
         sa.PrimaryKeyConstraint("cluster_id", "time", name=op.f("pk_other_gpus")),
-        comment="GPUs on which jobs run that did not opt in, each number until the next",
+        comment="GPUs held by jobs that did not opt in; each number holds until the next",
         sqlite_with_rowid=False,
     )
     op.execute(
