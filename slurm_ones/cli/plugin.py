@@ -18,7 +18,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 IncludeOption = Annotated[
-    Path | None, typer.Option("--include", help="Folder that holds slurm/spank.h, where the compiler does not find it.")
+    Path | None, typer.Option("--include", help="Folder that holds slurm/spank.h, if the compiler does not find it.")
 ]
 
 
@@ -40,7 +40,9 @@ def install(
     to: Annotated[Path, typer.Argument(metavar="DIR", help="Where to write: for a site, the folder of slurm.conf.")],
     own: Annotated[bool, typer.Option("--own", help="Only for your own commands, without privileges.")] = False,
     include: IncludeOption = None,
-    spank: Annotated[bool, typer.Option("--spank/--no-spank", help="With sbatch's options, or only checks.")] = True,
+    spank: Annotated[
+        bool, typer.Option("--spank/--no-spank", help="Install the options of sbatch too, or only the checks.")
+    ] = True,
 ) -> None:
     """Write the plugin's files to a folder, and print the lines to add to Slurm's own files."""
     written, todo = write_own(to, include, look()) if own else write_site(to, include, spank, _seen())
@@ -59,7 +61,7 @@ def _seen() -> PluginSite | None:
 @app.command()
 @command
 def check() -> None:
-    """Check that Slurm loads the plugin and that it works. Nothing is submitted. Exit code 1: something does
+    """Check that Slurm loads the plugin and that it works. No job is submitted. The exit code is 1 if something does
     not work."""
     findings = trial(look())
     for one in findings:

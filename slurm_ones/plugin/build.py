@@ -1,4 +1,4 @@
-"""Compiles the SPANK plugin with the site's compiler and Slurm's headers."""
+"""Compilation of the SPANK plugin with the site's compiler and Slurm's headers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes the plugin's files into a folder, and lists the lines to add to Slurm's configuration.
+"""Installation of the plugin: its files in a folder, and the lines to add to Slurm's configuration.
 
 Slurm's own files are not changed. A trial with `sbatch --test-only` checks that Slurm loads the plugin and that it
 works.
@@ -19,7 +19,7 @@ JOB_SUBMIT = "job_submit.lua"
 CLI_FILTER = "cli_filter.lua"
 OURS = "Written by slurm-ones plugin install."
 WRONG = "2-1"
-"""Range of GPUs that the plugin must refuse, since 2 is more than 1."""
+"""Range of GPUs that the plugin must refuse: it begins above its end."""
 _PATH = re.compile(r"/[A-Za-z0-9._+@:/-]*")
 
 
@@ -36,7 +36,7 @@ class PluginSite:
 
 
 def look() -> PluginSite:
-    """Read these settings from Slurm. Raises `PluginError` if Slurm does not answer."""
+    """Return these settings as Slurm reports them. Raises `PluginError` if Slurm does not answer."""
     done = run("scontrol", "show", "config")
     pairs = (line.partition("=") for line in done.stdout.splitlines())
     found = {key.strip().lower(): value.strip() for key, _, value in pairs}
@@ -113,10 +113,10 @@ def write_site(to: Path, include: Path | None, spank: bool, site: PluginSite | N
     for name, calls in ((JOB_SUBMIT, "submitted(job_desc)"), (CLI_FILTER, "filtered(options)")):
         if name in foreign:
             todo.append(
-                f"{to / name} is your site's and stays as it is. To check elastic jobs, call ours in it:\n"
+                f"{to / name} is your site's own and stays as it is. To check elastic jobs, call our rules in it:\n"
                 f'    local loaded, ones = pcall(dofile, "{to / RULES}")\n'
                 f"    local ran, refused = pcall(function() return ones.{calls} end)\n"
-                "Where it ran and refused is no nil, show that sentence and return slurm.ERROR."
+                "If `ran` is true and `refused` is not nil, show the sentence in `refused` and return slurm.ERROR."
             )
     if spank:
         plugstack = site.plugstack if site is not None and site.plugstack else f"{to}/plugstack.conf"
@@ -126,8 +126,8 @@ def write_site(to: Path, include: Path | None, spank: bool, site: PluginSite | N
     submit, filters = (value if names_lua(value) else f"{value},lua".lstrip(",") for value in plugins)
     todo.append(f"In {conf}, once the files are on the controller's machine:\n    JobSubmitPlugins={submit}")
     todo.append(
-        "To have --open-mode and --signal completed too, and jobs checked by sbatch itself, also the following. Slurm "
-        f"ends every sbatch, srun and salloc on a machine without {CLI_FILTER}, so it must be on all first:\n"
+        "To have --open-mode and --signal set too, and jobs checked by sbatch itself, add also this line. Slurm ends "
+        f"every sbatch, srun and salloc on a machine without {CLI_FILTER}, so put that file on all machines first:\n"
         f"    CliFilterPlugins={filters}"
     )
     todo.append("Then:\n    scontrol reconfigure\n    slurm-ones plugin check")
@@ -137,8 +137,8 @@ def write_site(to: Path, include: Path | None, spank: bool, site: PluginSite | N
 def write_own(to: Path, include: Path | None, site: PluginSite) -> tuple[list[Path], list[str]]:
     """Write the files for one user into `to`, at a site without the plugin. Return the files, and what is left to do.
 
-    The slurm.conf in `to` includes the site's, and adds filter and options for this user's commands. Raises
-    `PluginError`, also if the site has its own filter: Slurm would run only one of the two.
+    The slurm.conf in `to` includes the site's, and adds the filter and the options for this user's commands. Raises
+    `PluginError`, for example if the site has its own filter: Slurm would run only one of the two.
     """
     if not site.conf:
         raise PluginError("Slurm does not say where its slurm.conf is")
@@ -152,7 +152,7 @@ def write_own(to: Path, include: Path | None, site: PluginSite) -> tuple[list[Pa
         )
     foreign = [to / name for name in ("slurm.conf", "plugstack.conf", CLI_FILTER) if _is_foreign(to / name)]
     if foreign:
-        raise PluginError(f"{foreign[0]} is there and is not ours: choose an empty folder")
+        raise PluginError(f"{foreign[0]} was not written by this command: choose an empty folder")
     try:
         theirs = f"include {site.plugstack}\n" if Path(site.plugstack).exists() else ""
         written = [compile_spank(to, include), *_files(to, (RULES, CLI_FILTER))]
@@ -180,7 +180,7 @@ class TrialFinding:
 
 
 def _submission(*options: str) -> tuple[bool, str]:
-    """Let `sbatch --test-only` try a trivial job. Return True if Slurm accepts it, and the text that sbatch prints."""
+    """Submit a trivial job with `sbatch --test-only`. Return (accepted by Slurm, text that sbatch prints)."""
     done = run("sbatch", "--test-only", *options, "--wrap", "true")
     return done.returncode == 0, (done.stderr + done.stdout).strip()
 

@@ -1,4 +1,4 @@
-"""The daemon's loop: it ticks at each interval, advances open resizes in between, and ends in good order.
+"""Main loop of the companion: it ticks once an interval, and advances open resizes in between.
 
 Several companions may run over one database. Only the leader ticks; the others stand by.
 """
@@ -21,25 +21,26 @@ from slurm_ones.slurm.client import Unreachable
 log = logging.getLogger(__name__)
 
 PING_S = 10.0
-"""Longest time between two pings of the watchdog, s."""
+"""Longest time between two pings of the watchdog, in seconds."""
 
 
 class Stop(Protocol):
-    """Request to stop, on which `Daemon.run` also waits: a `threading.Event`, or the simulator's in virtual time."""
+    """Request to stop, with a wait that it ends: a `threading.Event`, or the simulator's in virtual time."""
 
     def is_set(self) -> bool: ...
 
     def wait(self, timeout: float) -> bool:
-        """Wait this many seconds, or less if the stop is requested."""
+        """Wait for this many seconds, or until the stop is requested."""
 
 
 class Daemon:
     """Loop in which a companion ticks while it leads, until it is stopped.
 
-    `make` returns a new companion with its own store. It is called at the start, after a reload, and after the lead was
-    lost and taken again, because others may have written then. `watchdog_ping` is called before each tick, and in waits
-    at least every `PING_S` seconds. `clock` returns the time. `sleep` waits once a stop is requested, when `Stop.wait`
-    returns at once. `jitter` returns a random factor for each wait between ticks. `waking` may end that wait early.
+    `make` returns a new companion with its own store. It is called at the start, after a reload, and when the lead was
+    lost and taken again, since others may have written meanwhile. `watchdog_ping` is called before each tick, and at
+    least every `PING_S` seconds while the loop waits. `clock` returns the time. `jitter` returns a random factor for
+    each wait between ticks, which `waking` may end early. `sleep` replaces `Stop.wait` in the last waits: once a stop
+    is requested, `Stop.wait` returns at once.
     """
 
     def __init__(
@@ -67,22 +68,22 @@ class Daemon:
     def reload(self) -> None:
         """Request a new companion with new settings before the next tick. A signal handler may call this.
 
-        The wait for that tick ends at the next ping. If `make` raises `ConfigError`, the old companion stays.
+        The present wait ends at its next watchdog ping. If `make` raises `ConfigError`, the old companion stays.
         """
         self._reload = True
 
     def run(self, stop: Stop, on_tick: Callable[[Tick], None] = lambda tick: None, *, ticks: int = 0) -> None:
         """Tick until `stop` is set. Between ticks, advance open resizes.
 
-        If `ticks` is given, end after this number of ticks. Failed ticks count too, because the next run follows
-        minutes later. Before the end, advance resizes until none needs a companion, within a time limit. If another
-        companion leads, end at once.
+        If `ticks` is given, end after this number of ticks, failed ones included, or at once if another companion
+        leads. Before such an end, advance resizes until none needs a companion, within a time limit.
 
-        A tick fails if controller or database is unreachable. Then the wait for the next tick doubles, up to ten
-        intervals, or up to one while resizes are open. A standby asks for the lead every `Election.wait_s` seconds.
+        A tick fails if controller or database is unreachable. Then the wait before the next tick doubles: up to ten
+        intervals, or up to one while resizes are open. A standby tries to take the lead every `Election.wait_s`
+        seconds.
 
         At its end, a leader releases the jobs that it holds, within `resize.leave_s` seconds, and ends deferrals.
-        Raises the `ConfigError` of `make` if there is no older companion to go on with.
+        Raises the `ConfigError` of the first `make`.
         """
         left = ticks
         try:
@@ -112,7 +113,7 @@ class Daemon:
                 return self._newest()
             self._drop()
         except (Unreachable, StoreError) as error:
-            log.error("%s; asking who leads again in %.0f s", error, self._lead.wait_s)
+            log.error("%s; trying to take the lead again in %.0f s", error, self._lead.wait_s)
         # A reload is for one that leads: whoever takes the lead is made of the newest settings anyway.
         again, self._reload = self._reload and self._companion is not None, False
         self._pause(stop, self._lead.wait_s)
@@ -129,7 +130,7 @@ class Daemon:
         except ConfigError as error:
             if old is None:
                 raise
-            log.error("%s; the settings before stay in force", error)
+            log.error("%s; the old settings stay in force", error)
             return old
         except (Unreachable, StoreError):
             self._reload = old is not None
@@ -140,7 +141,7 @@ class Daemon:
         return self._companion
 
     def _drop(self) -> None:
-        """Close the companion. Another companion may lead now, so the job states in this one's memory may be wrong."""
+        """Close the companion. Another one may lead now, so this one's memory of jobs may be out of date."""
         if self._companion is not None:
             self._companion.close()
         self._companion = None
@@ -172,7 +173,10 @@ class Daemon:
         return "" if last else f"; trying again in {self._wait:.0f} s"
 
     def _back_off(self, companion: Companion, wait: float) -> float:
-        """Return the next wait, s: twice `wait`, but at most one interval while the companion may hold a job."""
+        """Return the wait before the next tick, in seconds: twice `wait`, up to ten intervals.
+
+        While resizes are open, which may hold jobs, it is at most one interval.
+        """
         try:
             most = 1 if companion.resizing else 10
         except StoreError:
@@ -181,22 +185,22 @@ class Daemon:
         return min(wait * 2, most * companion.settings.interval_s)
 
     def _finish(self, companion: Companion, stop: Stop) -> None:
-        """Advance resizes until none needs a companion, or a time limit is over."""
+        """Advance resizes until none needs a companion, or until a time limit."""
         settings = companion.settings.resize
         late = self._time_limit(settings.drain_timeout_s + settings.leave_s)
         try:
             while (left := companion.advance(only=NEEDS_COMPANION)) and not stop.is_set():
                 if late():
-                    log.warning("%d resizes under way are left to the next run", left)
+                    log.warning("%d resizes under way are left to the companion's next start", left)
                     return
                 self._pause(stop, settings.advance_s)
         except NotLeader:
             return  # `_leave` says so
         except (Unreachable, StoreError) as error:
-            log.error("%s; the next run finishes what is under way", error)
+            log.error("%s; the companion's next start finishes what is under way", error)
 
     def _leave(self, companion: Companion) -> None:
-        """Advance resizes until the companion holds no job, or a time limit is over. Then end all deferrals."""
+        """Advance resizes until the companion holds no job, or until a time limit. Then end all deferrals."""
         settings = companion.settings.resize
         late = self._time_limit(settings.leave_s)
         try:
@@ -205,12 +209,17 @@ class Daemon:
                 self._sleep(min(settings.advance_s, 1.0))
             companion.leave()
         except NotLeader as error:
-            log.warning("%s; what is under way is for whoever leads", error)
+            log.warning("%s; the companion that leads now finishes what is under way", error)
         except (Unreachable, StoreError) as error:
-            log.error("%s; the next start finishes what is under way, and jobs kept from starting do so later", error)
+            log.error(
+                "%s; the next start finishes what is under way, and deferred jobs start later by themselves", error
+            )
 
     def _time_limit(self, seconds: float) -> Callable[[], bool]:
-        """Return a function that tells if these seconds are over. If the clock is set back, at most as many remain."""
+        """Return a function that returns True once these seconds have passed.
+
+        If the clock is set back, it still takes at most this number of seconds more.
+        """
         until = self._clock() + seconds
 
         def late() -> bool:
@@ -231,7 +240,7 @@ class Daemon:
                 return
 
     def _woken(self, companion: Companion, stop: Stop, seconds: float) -> bool:
-        """Wait, and return True as soon as a tick is requested."""
+        """Wait for this many seconds; return True as soon as an early tick is due."""
         if self._waking is None:
             self._pause(stop, seconds)
             return False
@@ -244,7 +253,7 @@ class Daemon:
         return False
 
     def _pause(self, stop: Stop, seconds: float) -> None:
-        """Wait this many seconds, or less if a stop or a reload is requested."""
+        """Wait for this many seconds, or until a stop or a reload is requested."""
         longest = seconds if self._watchdog_ping is None else PING_S
         while seconds > 0 and not (stop.is_set() or self._reload):
             part = min(seconds, longest)

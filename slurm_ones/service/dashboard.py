@@ -1,4 +1,4 @@
-"""Grafana dashboard of the metrics in `metrics`: a table of its panels, and the JSON that Grafana imports."""
+"""Grafana dashboard of the metrics in `metrics`: the definitions of its panels, and the JSON that Grafana imports."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ WIDTH = 24
 """Width of Grafana's grid in columns."""
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 WORDS = {"WHOSE": 'partition=~"$partition",account=~"$account"', "[RATE]": "[$__rate_interval]"}
-"""Placeholders in our queries, each with the PromQL text that replaces it."""
+"""Placeholders in the panels' queries, with the PromQL that replaces each."""
 GRAPH_OPTIONS = {
     "legend": {"displayMode": "list", "placement": "bottom"},
     "tooltip": {"mode": "multi", "sort": "desc"},
@@ -24,22 +24,22 @@ class Panel(NamedTuple):
 
     title: str
     text: str
-    """Description that Grafana shows at the panel's corner."""
+    """Description that Grafana shows as the panel's tooltip."""
     queries: Mapping[str, str]
-    """PromQL query of each line, by the line's legend."""
+    """PromQL query of each line in the graph, by the line's legend."""
     unit: str = "short"
     stacked: bool = False
     red_from: float | None = None
-    """Value from which on a single number is red."""
+    """Value from which a single number is shown in red."""
 
 
 def phases_of(way: str) -> Panel:
-    """Return the panel with the phases of resizes by this mechanism."""
+    """Return the panel with the phases of the resizes by one mechanism."""
     only = f'WHOSE,way="{way}",phase!="total"'
     sums, counts = (
         f"sum by (phase) (rate(slurm_ones_resize_phase_seconds_{part}{{{only}}}[RATE]))" for part in ("sum", "count")
     )
-    text = "Seconds of each phase of a start at the new size, in the mean."
+    text = "Mean duration of each phase of a resize, in seconds."
     return Panel(f"Phases by {way}: mean", text, {"{{phase}}": f"{sums} / {counts}"}, "s")
 
 
@@ -53,14 +53,14 @@ RATIOS = "sum by (learned_from) (increase(slurm_ones_throughput_ratio"
 ROWS: Mapping[str, tuple[int, tuple[Panel, ...]]] = {
     "Now": (4, (
         Panel(
-            "Last tick", "Seconds since the companion last did its round.",
+            "Last tick", "Seconds since the companion's last tick.",
             {"": "time() - max(slurm_ones_last_tick_timestamp_seconds)"}, "s", red_from=300,
         ),
         Panel("Running", "Elastic jobs that run.", {"": "sum(slurm_ones_running_jobs{WHOSE}) or vector(0)"}),
         Panel("Waiting", "Elastic jobs that wait.", {"": "sum(slurm_ones_waiting_jobs{WHOSE}) or vector(0)"}),
         Panel("GPUs", "GPUs that elastic jobs hold.", {"": "sum(slurm_ones_gpus{WHOSE}) or vector(0)"}),
         Panel(
-            "Resizes, last hour", "Resizes that ended within an hour, whatever became of them.",
+            "Resizes, last hour", "Resizes that ended within an hour, with or without effect.",
             {"": "sum(increase(slurm_ones_resizes_total{WHOSE}[1h]))"},
         ),
         Panel(
@@ -85,7 +85,7 @@ ROWS: Mapping[str, tuple[int, tuple[Panel, ...]]] = {
     "What resizing brings and costs": (8, (
         Panel(
             "GPUs gained and given up",
-            "GPUs that jobs hold beyond what they asked for, and those they asked for and run without, in the mean.",
+            "Mean number of GPUs that jobs hold beyond what they asked for, and that they asked for but run without.",
             {
                 "gained": "sum(rate(slurm_ones_gpu_seconds_gained_total{WHOSE}[RATE]))",
                 "given up": "sum(rate(slurm_ones_gpu_seconds_given_up_total{WHOSE}[RATE]))",
@@ -93,11 +93,11 @@ ROWS: Mapping[str, tuple[int, tuple[Panel, ...]]] = {
         ),
         Panel(
             "GPUs lost to resizes",
-            "GPUs that were held while a resize kept training still, in the mean, by how jobs were resized.",
+            "Mean number of GPUs held while a resize paused training, by the mechanism of the resize.",
             {"{{way}}": "sum by (way) (rate(slurm_ones_gpu_seconds_lost_total{WHOSE}[RATE]))"},
         ),
         Panel(
-            "Share of GPU time lost", "GPU-seconds lost to resizes over those that elastic jobs held.",
+            "Share of GPU time lost", "GPU-seconds lost to resizes, divided by all that elastic jobs held.",
             {
                 "lost": "sum(rate(slurm_ones_gpu_seconds_lost_total{WHOSE}[RATE]))"
                 " / (sum(rate(slurm_ones_gpu_seconds_total{WHOSE}[RATE])) > 0)"
@@ -105,11 +105,11 @@ ROWS: Mapping[str, tuple[int, tuple[Panel, ...]]] = {
             "percentunit",
         ),
         Panel(
-            "Resizes", "Resizes an hour, by the state they ended in.",
+            "Resizes", "Resizes per hour, by the state in which they ended.",
             {"{{state}}": "3600 * sum by (state) (rate(slurm_ones_resizes_total{WHOSE}[RATE]))"}, stacked=True,
         ),
         Panel(
-            "Resizes without effect", "An hour, by the reason.",
+            "Resizes without effect", "Resizes per hour that had no effect, by reason.",
             {
                 "{{reason}}": "3600 * sum by (reason) (rate(slurm_ones_resize_failures_total{WHOSE}[RATE]))"
                 " or vector(0)"
@@ -117,7 +117,7 @@ ROWS: Mapping[str, tuple[int, tuple[Panel, ...]]] = {
             stacked=True,
         ),
         Panel(
-            "Resizes begun", "An hour, by account.",
+            "Resizes begun", "Resizes begun per hour, by account.",
             {"{{account}}": "3600 * sum by (account) (rate(slurm_ones_resizes_begun_total{WHOSE}[RATE]))"},
             stacked=True,
         ),
@@ -130,24 +130,24 @@ ROWS: Mapping[str, tuple[int, tuple[Panel, ...]]] = {
             {"{{way}}, median": quantile(0.5, "pause"), "{{way}}, 95 %": quantile(0.95, "pause")}, "s",
         ),
         Panel(
-            "From decision to end, 95 %", "From the writing down of a resize to its end.",
+            "From decision to end, 95 %", "From the decision on a resize to its end.",
             {"{{way}}": quantile(0.95, "total")}, "s",
         ),
     )),
     "Why jobs stay as they are": (12, (
         Panel(
-            "Jobs that get no other size", "Now, by the reason.",
+            "Jobs that keep their size", "Elastic jobs that keep their size now, by reason.",
             {"{{reason}}": "sum by (reason) (slurm_ones_refused_jobs{WHOSE})"}, stacked=True,
         ),
         Panel(
-            "Refusals", "An hour: times that a job began to get no other size, by the reason.",
+            "Refusals", "Times per hour that a job got a new reason for keeping its size, by reason.",
             {"{{reason}}": "3600 * sum by (reason) (rate(slurm_ones_refusals_total{WHOSE}[RATE]))"}, stacked=True,
         ),
     )),
     "How good models are": (12, (
         Panel(
             "Predictions that came true to a tenth",
-            "Share of sizes whose first measurement was within a tenth of the prediction, over a day.",
+            "Share of new sizes whose first measurement was within a tenth of the prediction, over a day.",
             {
                 "learned from {{learned_from}}": f'({RATIOS}_bucket{{WHOSE,le="1.1"}}[1d]))'
                 f' - {RATIOS}_bucket{{WHOSE,le="0.9"}}[1d]))) / {RATIOS}_count{{WHOSE}}[1d]))'
@@ -156,7 +156,7 @@ ROWS: Mapping[str, tuple[int, tuple[Panel, ...]]] = {
         ),
         Panel(
             "Measured over predicted",
-            "Throughput first measured at a size over what was predicted of it: median over a day; 1 is right.",
+            "First throughput measured at a new size, divided by its prediction: median over a day; 1 is right.",
             {
                 "learned from {{learned_from}}": "histogram_quantile(0.5, sum by (le, learned_from) "
                 "(increase(slurm_ones_throughput_ratio_bucket{WHOSE}[1d])))"
@@ -165,10 +165,13 @@ ROWS: Mapping[str, tuple[int, tuple[Panel, ...]]] = {
     )),
     "The companion and Slurm": (8, (
         Panel(
-            "Time of a tick", "What a tick takes, and the time between two.",
+            "Time of a tick", "Duration of a tick, and the time between ticks.",
             {"takes": "max(slurm_ones_last_tick_seconds)", "between two": "max(slurm_ones_tick_interval_seconds)"}, "s",
         ),
-        Panel("Errors", "An hour.", {"errors": "3600 * sum(rate(slurm_ones_errors_total[RATE]))"}),
+        Panel(
+            "Errors", "Errors per hour in the companion's log.",
+            {"errors": "3600 * sum(rate(slurm_ones_errors_total[RATE]))"},
+        ),
         Panel(
             "All jobs and GPUs, by Slurm",
             "Slurm's own figures, next to ours: 25.11 or newer, with MetricsType=metrics/openmetrics.",
@@ -180,7 +183,7 @@ ROWS: Mapping[str, tuple[int, tuple[Panel, ...]]] = {
         ),
     )),
 }  # fmt: skip
-"""Rows of the dashboard by title, each with its panels' width, and its panels. The first row has single numbers."""
+"""Rows of the dashboard: for each title, the width of its panels, and the panels. The first row has single numbers."""
 
 
 def text() -> str:

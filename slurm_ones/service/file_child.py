@@ -33,23 +33,22 @@ from slurm_ones.untrusted_files import NoAnswer
 log = logging.getLogger(__name__)
 
 WAIT_S = 0.5
-"""Most seconds to wait for slow answers: in total for one user on one file system, and in total for all users."""
+"""Budget of waiting for slow answers, in seconds: one for each user on each file system, and one for all together."""
 SHARE = 0.05
-"""Part of each second that is added to the budget `WAIT_S` again."""
+"""Seconds by which the budget `WAIT_S` refills each second."""
 QUICK_S = 0.02
-"""Shortest wait for an answer, s, even if the budget `WAIT_S` is used up. It needs a rest of the user's own budget
-(`OF_ONE_S`)."""
+"""Wait for an answer that is always granted, in seconds, even if the budget `WAIT_S` is used up. It is not granted if
+the user's own budget (`OF_ONE_S`) is used up too."""
 OF_ONE_S, OF_ONE_SHARE, LEAST_S = 5.0, 0.5, 0.002
-"""Most seconds to wait for one user in total, with quick answers, and the part of each second that is added to this
-budget again. `LEAST_S` is the part of each wait that does not count. Once the budget is used up, only that part is
-waited."""
+"""Budget of waiting for one user, in seconds, quick answers included; and the seconds by which it refills each second.
+`LEAST_S` of each wait is not charged. Once the budget is used up, each wait lasts only `LEAST_S`."""
 STOPPED_S = 10.0
-"""Seconds after which a child that accepts no request is replaced."""
+"""Seconds after which a child that accepts no requests is replaced."""
 START_S = 5.0
-"""Longest wait for the child's start, s."""
+"""Longest wait for the child's start, in seconds."""
 MOST_HANGING, MOST_OF_ONE = 128, 4
-"""Most hanging requests of all users, and of one user, who may mount file systems. At these limits, further requests of
-all users, or of that user, fail at once."""
+"""Most hanging requests: of all users together, and of one user, who may mount file systems. At a limit, further
+requests (of all users, or of that user) fail at once."""
 MOUNTS_S = 5.0
 """Seconds between two reads of the mount table."""
 MOUNTS = Path("/proc/self/mountinfo")
@@ -57,7 +56,7 @@ MOUNTS = Path("/proc/self/mountinfo")
 
 @dataclass
 class _Patience:
-    """Budget of seconds to wait for slow answers. It refills as time passes."""
+    """Budget for waiting for answers, in seconds. It refills as time passes."""
 
     most: float = WAIT_S
     share: float = SHARE
@@ -80,13 +79,13 @@ class _Lane:
 
     patience: _Patience = field(default_factory=_Patience)
     asked: int = 0
-    """Number of the request that hangs; 0 if none does."""
+    """Number of the request that hangs; 0 if none hangs."""
     since: float = 0.0
     """Unix time at which the request that hangs was made."""
 
 
 class FileChild:
-    """`untrusted_files.Runner` that runs functions in a child process: `with run_by(child.run)`. It serves one thread.
+    """`untrusted_files.Runner` that runs functions in a child process: `with run_by(child.run)`. One thread may use it.
 
     A child that has ended is replaced.
     """
@@ -118,7 +117,7 @@ class FileChild:
         hanging = [whose for _, whose in self.hanging]
         if lane.asked or len(hanging) >= MOST_HANGING or hanging.count(uid) >= MOST_OF_ONE:
             if lane.asked > self._taken and time.time() - lane.since > STOPPED_S:
-                log.error("the process that opens users' files does not answer; another one is started")
+                log.error("the process that opens users' files does not answer; a new one is started")
                 self.close()
             raise _silent(place, lane)
         lane.since = time.time()
@@ -133,12 +132,12 @@ class FileChild:
         raise _silent(place, lane)
 
     def start(self) -> FileChild:
-        """Start the child now, so that the first request does not wait for that."""
+        """Start the child now, so that the first request does not have to wait for its start."""
         self._child()
         return self
 
     def close(self) -> None:
-        """Kill the child, and do not wait for its end."""
+        """Kill the child without waiting for its end."""
         if self._connection is not None:
             self._connection.close()
         if self._process is not None:
@@ -187,7 +186,7 @@ class FileChild:
         return self._connection
 
     def _take(self, seconds: float) -> None:
-        """Receive the child's messages. Wait at most `seconds` for the first answer."""
+        """Receive the child's messages. Wait up to `seconds` for the first answer, and for no other."""
         if self._connection is None:
             return
         try:
@@ -199,7 +198,7 @@ class FileChild:
                 seconds = 0.0
                 self._end(number, good, answer)
         except (OSError, EOFError):
-            log.error("the process that opens users' files has ended; another one is started")
+            log.error("the process that opens users' files has ended; a new one is started")
             self.close()
 
     def _end(self, number: int, good: bool, answer: Any) -> None:
@@ -212,7 +211,7 @@ class FileChild:
         self._answers[number] = good, answer
 
     def _file_system(self, path: Path) -> str:
-        """Return the mount point of a path's file system, found by the path's name only."""
+        """Return the mount point of a path's file system, found by the path's text, without access to the path."""
         now = time.monotonic()
         if now - self._mounts_at >= MOUNTS_S:
             self._mounts, self._mounts_at = mount_points(), now

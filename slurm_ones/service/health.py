@@ -1,4 +1,5 @@
-"""Health of the companion, as reported to systemd, to `slurm-ones status`, and to Prometheus if the settings say so."""
+"""Health of the companion, as reported to systemd, to `slurm-ones status`, and to Prometheus if the settings ask for
+it."""
 
 from __future__ import annotations
 
@@ -21,16 +22,17 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PING_SHARE = 1 / 4
-"""Interval of watchdog pings, as a share of the time that systemd allows. systemd recommends at most one half."""
+"""Interval between watchdog pings, as a share of systemd's limit. systemd recommends at most one half."""
 LONGEST = 200
-"""Most characters of a status line."""
+"""Longest status line, in characters."""
 
 
 class Notifier:
-    """Client of the service manager by sd_notify(3): sends NAME=VALUE lines to the socket in the environment.
+    """Client of the service manager by sd_notify(3): it sends NAME=VALUE lines to the socket that the environment
+    names.
 
-    Without a service manager it sends nothing. It never waits or raises errors, so that a service manager that hangs
-    does not stop the companion.
+    Without a service manager it sends nothing. It never waits and raises no errors, so that a service manager that
+    hangs cannot stop the companion.
     """
 
     def __init__(self, environment: MutableMapping[str, str] = os.environ) -> None:
@@ -53,7 +55,7 @@ class Notifier:
         return self._socket is not None
 
     def ready(self, words: str) -> None:
-        """Report that the companion works, after its start or after `reloading`."""
+        """Report that the companion is ready, after its start or after `reloading`."""
         self._send("READY=1", f"STATUS={_line(words)}")
 
     def status(self, words: str) -> None:
@@ -61,7 +63,7 @@ class Notifier:
         self._send(f"STATUS={_line(words)}")
 
     def reloading(self) -> None:
-        """Report that settings are read again. `ready` ends this state."""
+        """Report that the companion reads its settings again. `ready` ends this state."""
         self._send("RELOADING=1", f"MONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}")
 
     def stopping(self, words: str, within_s: float) -> None:
@@ -69,7 +71,7 @@ class Notifier:
         self._send("STOPPING=1", f"STATUS={_line(words)}", f"EXTEND_TIMEOUT_USEC={round(within_s * 1e6)}")
 
     def alive(self) -> None:
-        """Ping systemd's watchdog if that is due. A loop may call this at every turn."""
+        """Ping systemd's watchdog if a ping is due. A loop may call this as often as it likes."""
         now = time.monotonic()
         if self._every_s is not None and now - self._fed >= self._every_s:
             self._fed = now
@@ -86,7 +88,7 @@ def _line(words: str) -> str:
 
 
 class Health:
-    """Health record of one companion, stored at each tick and each error.
+    """Health of one companion, stored at each tick and each error.
 
     If it cannot be stored, the companion continues, and `slurm-ones status` shows an old record.
     """
@@ -98,7 +100,7 @@ class Health:
         self._store: Store | None = None
         self._record = HealthRecord(0.0, "", 0.0)
         self._reported = 0
-        """Number of logged errors that are in the health record or in metrics already."""
+        """Number of logged errors that the health record and the metrics have counted already."""
 
     def leads(self, store: Store, settings: Settings) -> None:
         """Store health records in `store` from now on, since this companion leads."""
@@ -128,17 +130,17 @@ class Health:
             metrics.ticked(time.time(), tick, self._phases(metrics))
         except Exception:
             # No figure is worth a tick.
-            log.exception("this tick is missing in the figures for Prometheus")
+            log.exception("the metrics for Prometheus lack this tick")
 
     def _phases(self, metrics: Metrics) -> Phases:
-        """Return the duration of each phase of the resizes that ended at the previous tick."""
+        """Return the duration of each phase of the resizes that ended at the previous tick, by the resize's id."""
         due = metrics.due
         if not due or self._store is None:
             return {}
         try:
             return self._store.resize_phases(due)
         except StoreError as error:
-            log.warning("where the time of %d resizes went is missing in the figures: %s", len(due), error)
+            log.warning("the metrics lack the phases of %d resizes: %s", len(due), error)
             return {}
 
     def watchdog_ping(self) -> None:
@@ -163,7 +165,7 @@ class Health:
 
 
 def summary(tick: Tick) -> str:
-    """Return a line that sums up a tick."""
+    """Return a one-line summary of a tick."""
     jobs = tick.observation.elastic.values()
     running = [e for e in jobs if e.job.running]
     begun = ", ".join(f"job {c.job_id} {c}" for c in tick.begun)

@@ -13,22 +13,22 @@ from ones_db.leader import LeaderLock
 log = logging.getLogger(__name__)
 
 POLLS, HEARTBEATS = 10, 5
-"""Number of a standby's polls, and of the leader's heartbeats, in the time after which a standby takes over."""
+"""Number of a standby's polls, and of the leader's heartbeats, within the time `takeover_s`."""
 POLL_S = 5.0
-"""Longest wait between two polls, s."""
+"""Longest wait between two polls of a standby, in seconds."""
 
 
 class Election:
-    """Leader election. This one is for simulations and tests: this companion always leads."""
+    """Leader election. This base class is for simulations and tests: its companion always leads."""
 
     wait_s = 0.0
     """Seconds between two polls of a standby."""
 
     def take(self) -> bool:
-        """Return True if this companion leads. If none leads, it takes the lead.
+        """Return True if this companion leads. If no companion leads, this one takes the lead.
 
-        The first call after it lost the lead returns False, because its memory may be out of date. Raises `StoreError`
-        if the database does not answer.
+        The first call after it lost the lead returns False, so that the caller drops what it remembers of jobs. Raises
+        `StoreError` if the database does not answer.
         """
         return True
 
@@ -40,9 +40,9 @@ class Leadership(Election):
     """Leader election for one cluster, by a lock in the shared database (`ones_db.leader`).
 
     The leader sends heartbeats from a thread, so that long ticks do not delay them. If they stop, the leader has ended,
-    is stopped, or is cut off. A standby then ends its database sessions, if the database can do that, and takes over. A
-    standby measures this time by its own clock `monotonic`, so machines' clocks may differ. `clock` gives the times to
-    store.
+    is stopped, or is cut off. A standby then takes over, after ending the leader's database sessions if the database
+    can do that. Each standby measures the time since the last heartbeat by its own clock `monotonic`, so machines'
+    clocks may differ. `clock` gives the times to store.
     """
 
     def __init__(
@@ -54,7 +54,8 @@ class Leadership(Election):
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Take over after `takeover_s` seconds without a heartbeat. `say` gets a line at each change of leader."""
+        """Prepare to take over after `takeover_s` seconds without a heartbeat. `say` gets a line at each change of
+        leader."""
         self.wait_s = min(takeover_s / POLLS, POLL_S)
         self._lock = lock
         self._takeover_s = takeover_s
@@ -64,7 +65,7 @@ class Leadership(Election):
         self._leads = False
         self._heartbeat: _Heartbeat | None = None
         self._seen: LeaderRecord | None = None
-        """Newest record of the leader. The next two fields are when it was first seen, and the last poll."""
+        """Newest record of the leader. `_seen_at` is when it was first seen, and `_polled_at` when it was last read."""
         self._seen_at = self._polled_at = 0.0
         self._said: tuple[str, int] | None = None
 
@@ -74,7 +75,7 @@ class Leadership(Election):
         return self._lock.own_term()
 
     def check(self) -> None:
-        """Raise `NotLeader` unless the database confirms that this companion leads now."""
+        """Raise `NotLeader` if the database does not confirm that this companion leads now."""
         self._lock.check()
 
     def take(self) -> bool:
@@ -126,14 +127,16 @@ class Leadership(Election):
             return None
         term = self._lock.take(self._clock(), leader)
         if term is not None:
-            log.warning("%s sent no heartbeat for %.0f s, and leads no more", leader.holder, now - self._seen_at)
+            log.warning(
+                "%s sent no heartbeat for %.0f s and does not lead any more", leader.holder, now - self._seen_at
+            )
         elif leader.holder:
             host, _, pid = leader.holder.rpartition(":")
             self._say_once(
                 "hangs",
                 leader.term,
                 f"stands by: {leader.holder} sent no heartbeat for {now - self._seen_at:.0f} s and still has the lead; "
-                f"it is stopped or hangs. To let this one lead, on {host}: kill -9 {pid}",
+                f"it is stopped or hangs. To let this companion lead, run on {host}: kill -9 {pid}",
             )
         return term
 
@@ -144,7 +147,7 @@ class Leadership(Election):
 
 
 class _Heartbeat:
-    """Thread that stores heartbeats, by which standbys see that this process runs."""
+    """Thread that stores heartbeats, from which standbys see that this process runs."""
 
     def __init__(self, lock: LeaderLock, every_s: float, clock: Callable[[], float]) -> None:
         self._stop = threading.Event()
@@ -152,7 +155,7 @@ class _Heartbeat:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop the thread, and wait at most one second for its end. A database that hangs may delay it."""
+        """Stop the thread. Wait at most one second for its end, because a database that hangs may delay it."""
         self._stop.set()
         self._thread.join(1.0)
 

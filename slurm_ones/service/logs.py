@@ -1,4 +1,4 @@
-"""Log of the companion: one line per event. Repeated warnings are limited, as in a long failure."""
+"""Log of the companion: one line per event. Warnings that repeat, as in a long failure, are limited in number."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from rich.logging import RichHandler
 from slurm_ones.text import plain
 
 LENGTH = 2_000
-"""Most characters in a line."""
+"""Longest line, in characters."""
 FRAMES = 6
-"""Number of a traceback's frames that are logged: the innermost ones."""
+"""Number of frames of a traceback that are logged, from the innermost."""
 PERIOD_S = 3600.0
 MOST = 3
-"""Largest number of lines of one kind that are logged in a period."""
+"""Most lines of one kind that are logged in `PERIOD_S`."""
 KINDS = 1_000
-"""Largest number of kinds of lines that are counted. Of more, the kind that occurred longest ago is dropped."""
+"""Most kinds of lines that are counted. Beyond that, the kind that occurred longest ago is dropped."""
 PRIORITIES = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3, logging.CRITICAL: 2}
 """Priority of each log level in the numbers of syslog(3), for `journalctl -p`."""
 
@@ -76,7 +76,7 @@ class _LogKind:
 
 
 class RateLimitFilter(logging.Filter):
-    """Filter that limits warnings and errors. Of each kind it passes the first few in a period.
+    """Filter that limits warnings and errors: of each kind, it passes only the first `MOST` in each period.
 
     The first one of the next period says how many were left out. Two lines are of one kind if they differ only in
     numbers, such as job ids. Lower levels always pass.

@@ -1,8 +1,8 @@
-"""Prometheus metrics of one companion: GPUs, costs and gains of resizes, why jobs are refused, and errors of
+"""Prometheus metrics of one companion: GPUs, costs and gains of resizes, reasons for keeping a size, errors of
 predictions.
 
 All are computed from a tick's data, so they cost almost nothing. Counters begin at 0 with the process. A resize is
-counted by the companion that ended it. So a restart does not count it again.
+counted when it ends, by the companion that ends it, so a restart does not count it again.
 """
 
 from __future__ import annotations
@@ -39,31 +39,31 @@ from slurm_ones.text import plain
 SPACE = "slurm_ones"
 WHOSE = ("partition", "account")
 OTHER = "other"
-"""Label for names beyond the limits."""
+"""Label in place of a name that came after `PARTITIONS` or `PAIRS` was reached."""
 NONE = "none"
 """Label in place of an empty name, since Prometheus drops empty labels."""
 LENGTH = 64
 """Most characters of a name in a label."""
 PARTITIONS, PAIRS = 16, 48
-"""Most partitions, and most pairs of partition and account, that get labels. The first ones seen get them."""
+"""Most partitions, and most pairs (partition, account), that get labels of their own: those that are seen first."""
 WAITING = "waiting"
-"""Label for the resize of a job that waits. Other resizes have the name of their mechanism (`rules.blocks`)."""
+"""Label of the mechanism for a resize of a waiting job. Other resizes have their mechanism's name (`rules.blocks`)."""
 PHASES: Mapping[str, tuple[str, ...]] = {
     REQUEUE: ("pause", "checkpoint", "queue", "launch", "group", "load", "first_step"),
     BLOCKS: ("pause", "ready", "transfer"),
     WAITING: (),
 }
-"""Phases of a resize by its mechanism. They are columns of the view `resize_cost`, without the ending `_s`."""
+"""Phases of a resize by its mechanism, named as the columns of the view `resize_cost` without the suffix `_s`."""
 TOTAL = "total"
-"""Label for the whole time of a resize, from its decision to its end."""
+"""Label of the phase for the whole time of a resize, from its decision to its end."""
 SECONDS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
 RATIOS = (0.5, 0.67, 0.8, 0.9, 0.95, 1.05, 1.1, 1.25, 1.5, 2.0)
 OTHERS, OWN = "other jobs", "own sizes"
-"""Labels for where a prediction comes from: other jobs, or the job's own measurements at other sizes."""
+"""Labels for the source of a prediction: other jobs, or the job's own measurements at other sizes."""
 HELD = ("gpu_seconds", "gpu_seconds_gained", "gpu_seconds_given_up")
 MOST_OFF = 1000.0
-"""Largest ratio of measured to predicted speed that is counted; 1 / MOST_OFF is the smallest. One absurd report then
-cannot dominate the mean."""
+"""Largest ratio of measured to predicted throughput that is counted; the smallest is 1 / MOST_OFF. It keeps one absurd
+report from dominating the mean."""
 
 Who = tuple[str, str]
 """Labels (partition, account)."""
@@ -87,18 +87,18 @@ FIGURES = {
     "tick_interval_seconds": Figure(Gauge, "seconds between ticks, by the settings"),
     "ticks": Figure(Total, "ticks that succeeded"),
     "errors": Figure(Total, "errors that were logged"),
-    "resizes_begun": Figure(Total, "resizes begun, or advised", WHOSE),
+    "resizes_begun": Figure(Total, "resizes that were begun, or advised in advise mode", WHOSE),
     "resizes": Figure(Total, "resizes that ended, by the state they ended in", (*WHOSE, "way", "state")),
     "resize_failures": Figure(Total, "resizes without effect, by the reason", (*WHOSE, "reason")),
-    "refusals": Figure(Total, "times that a job began to get no other size", (*WHOSE, "reason")),
+    "refusals": Figure(Total, "times that a job got a new reason for keeping its size", (*WHOSE, "reason")),
     "gpu_seconds": Figure(Total, "GPU-seconds that elastic jobs held", WHOSE),
-    "gpu_seconds_gained": Figure(Total, "those beyond what the jobs asked for", WHOSE),
-    "gpu_seconds_given_up": Figure(Total, "those that jobs asked for and ran without", WHOSE),
-    "gpu_seconds_lost": Figure(Total, "those held while a resize kept training still", (*WHOSE, "way")),
+    "gpu_seconds_gained": Figure(Total, "GPU-seconds beyond what the jobs asked for", WHOSE),
+    "gpu_seconds_given_up": Figure(Total, "GPU-seconds that jobs asked for but ran without", WHOSE),
+    "gpu_seconds_lost": Figure(Total, "GPU-seconds held while a resize paused training", (*WHOSE, "way")),
     "resize_phase_seconds": Figure(Histogram, "phases of resizes", (*WHOSE, "way", "phase"), SECONDS),
     "throughput_ratio": Figure(
         Histogram,
-        "throughput first measured after a change of size, over what was predicted of it before",
+        "first throughput measured at a new size, divided by its prediction",
         (*WHOSE, "learned_from"),
         RATIOS,
     ),
@@ -106,25 +106,25 @@ FIGURES = {
 """Metrics that change as events happen: counters, histograms and some gauges."""
 
 NOW: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    "last_tick_seconds": ("what the last tick took", ()),
+    "last_tick_seconds": ("seconds that the last tick took", ()),
     "running_jobs": ("elastic jobs that run", WHOSE),
     "waiting_jobs": ("elastic jobs that wait", WHOSE),
     "gpus": ("GPUs on which elastic jobs run", WHOSE),
-    "slow_node_speed": ("speed of a slow node over that of others, as jobs measured", ("node",)),
-    "refused_jobs": ("elastic jobs that get no other size now", (*WHOSE, "reason")),
+    "slow_node_speed": ("speed of a slow node divided by that of others, as jobs measured it", ("node",)),
+    "refused_jobs": ("elastic jobs that keep their size now, by reason", (*WHOSE, "reason")),
 }
-"""Gauges that show the newest tick: help text and labels, by name."""
+"""Gauges of the newest tick: for each name, its help text and labels."""
 
 
 class _Present(Collector):
-    """Gauges that show the newest tick. They disappear if no tick comes, as after a loss of the lead."""
+    """Gauges of the newest tick. They disappear if no further tick comes, for example after the lead was lost."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self.until = -math.inf
         """Time after which the values are too old to show."""
         self.values: Mapping[str, Mapping[Any, float]] = {}
-        """Value by the metric's name, then by its labels."""
+        """Values by the metric's name, then by its labels."""
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         values = self.values if self._clock() <= self.until else {}
@@ -136,7 +136,7 @@ class _Present(Collector):
 
 
 class Labels:
-    """Chooser of labels (partition, account), limited in number. `?` replaces characters that cannot be printed."""
+    """Chooser of labels (partition, account). It limits their number, and replaces unprintable characters by `?`."""
 
     def __init__(self, partitions: int = PARTITIONS, pairs: int = PAIRS) -> None:
         self._most = partitions, pairs
@@ -163,7 +163,8 @@ def _text(name: str) -> str:
 
 @dataclass(frozen=True)
 class _Expected:
-    """Prediction for a job: its throughput model, and the size (nodes, GPUs per node) at which it was last measured."""
+    """Prediction for a job, and the size (nodes, GPUs per node) at which the job was last measured; None if it never
+    was."""
 
     model: ThroughputModel
     on: Mapping[str, ThroughputModel]
@@ -172,7 +173,7 @@ class _Expected:
 
 
 class Metrics:
-    """Metrics that one companion serves. `clock` returns the time, by which old gauges disappear."""
+    """Metrics that one companion serves. `clock` returns the time, from which the age of gauges is computed."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         # Nothing of the process itself: that is systemd's to tell.
@@ -188,9 +189,10 @@ class Metrics:
         self._expected: dict[int, _Expected] = {}
         self._due: list[tuple[ResizeRecord, Who]] = []
         self._shown: set[tuple[str, ...]] = set()
-        """Names and labels of the series by reason that Prometheus can already see."""
+        """Names and labels of the series with a reason as label that Prometheus may have read already."""
         self._later: list[tuple[tuple[str, ...], Total]] = []
-        """New series by reason, to be increased at the next tick. One that increases by two is listed twice."""
+        """Series with a reason as label that show 0 now, and are increased at the next tick. A series to be increased
+        twice is in it twice."""
         self._present = _Present(clock)
         self.registry.register(self._present)
         self._figures: dict[str, Any] = {}
@@ -202,7 +204,7 @@ class Metrics:
         return self._figures[name].labels(*labels) if labels else self._figures[name]
 
     def leads(self, settings: Settings) -> None:
-        """Start to count, since this companion leads, with these settings."""
+        """Start to count, because this companion leads now, with these settings."""
         # What was so before, another companion may have counted.
         self._seen, self._expected = None, {}
         self._interval_s = settings.interval_s
@@ -211,12 +213,12 @@ class Metrics:
         self._of("info", slurm_ones.__version__, settings.policy, settings.mode).set(1)
 
     def failed(self, errors: int) -> None:
-        """Count this number of logged errors."""
+        """Add to the number of logged errors."""
         self._of("errors").inc(errors)
 
     @property
     def due(self) -> list[ResizeRecord]:
-        """Resizes that ended at the previous tick. By now their jobs have reported the phases."""
+        """Resizes that ended at the previous tick. By this tick, their jobs have reported the phases."""
         return [resize for resize, _ in self._due]
 
     def ticked(self, now: float, tick: Tick, phases: Phases = NO_PHASES) -> None:
@@ -258,7 +260,7 @@ class Metrics:
         }
 
     def _begin_for(self, who: Who) -> None:
-        """Show all counters of these labels at 0. Otherwise Prometheus would not see their first increase."""
+        """Show all counters with these labels at 0 first. Otherwise Prometheus would not see their first increase."""
         self._begun_for.add(who)
         for name in ("resizes_begun", *HELD):
             self._of(name, *who)
@@ -269,7 +271,8 @@ class Metrics:
                 self._of("resizes", *who, way, state.value)
 
     def _hold(self, tick: Tick, whose: Mapping[int, Who]) -> None:
-        """Count the GPU-seconds that jobs held since the last tick at their sizes. A long gap counts as a few ticks."""
+        """Count the GPU-seconds that jobs held since the last tick. A gap longer than `LATE` intervals counts as that
+        long."""
         seen = tick.observation.snapshot.time
         since, self._seen = self._seen, seen
         if since is None:
@@ -290,7 +293,8 @@ class Metrics:
                 self._of(name, *who).inc(gpu_s)
 
     def _refused(self, tick: Tick) -> dict[int, str]:
-        """Return the reason of each job that can get no other size, by job id. Count the reasons that are new."""
+        """Return the code of the reason for each job that keeps its size, by job id. Count each reason that is new to
+        its job."""
         given = {id_: why.code for one in tick.decided for id_, why in one.schedule.reasons.items()}
         before, self._causes = self._causes, {}
         for job_id, one in tick.observation.elastic.items():
@@ -305,7 +309,7 @@ class Metrics:
         return self._causes
 
     def _compare(self, tick: Tick, whose: Mapping[int, Who]) -> None:
-        """Compare the throughput at a newly measured size with what was predicted for that size."""
+        """Compare the first throughput measured at a new size with the throughput that was predicted for that size."""
         expected = {job_id: known for job_id, known in self._expected.items() if job_id in whose}
         for one in tick.decided:
             for job_id, view in one.views.items():
@@ -334,14 +338,15 @@ class Metrics:
             self._count_reason("resize_failures", (*who, code))
 
     def _count_reason(self, name: str, labels: tuple[str, ...]) -> None:
-        """Add 1 to a counter. If it is new, show it at 0 until the next tick, so that Prometheus sees the increase."""
+        """Add 1 to a counter. If it is new, show it at 0 until the next tick, so that Prometheus sees an increase."""
         if (name, *labels) in self._shown:
             self._of(name, *labels).inc()
         else:
             self._later.append(((name, *labels), self._of(name, *labels)))
 
     def _time_of(self, resize: ResizeRecord, who: Who, phases: Mapping[str, float]) -> None:
-        """Record the durations of a resize. A phase that a job reported counts as no longer than the whole resize."""
+        """Record the duration of a resize and of its phases. A phase counts as at most the whole, whatever the job
+        reports."""
         way = _way(resize)
         lasted = max((resize.ended or resize.started) - resize.started, 0.0)
         self._of("resize_phase_seconds", *who, way, TOTAL).observe(lasted)
@@ -356,8 +361,8 @@ def lost(resize: ResizeRecord, phases: Mapping[str, float], stalled: float) -> f
     """Return the GPU-seconds that a job held while a resize paused its training.
 
     In a requeue, the job holds its old GPUs while it writes the checkpoint. It holds the new ones from the start of the
-    script to the first step. If the requeue failed, it starts on the old GPUs again. With blocks, the job holds the
-    larger of both sizes during the pause. The joining blocks also hold their GPUs until they are ready.
+    script to the first step, or the old ones again if the resize failed. In a change of blocks, the job holds the
+    larger of both sizes during the pause. Joining blocks also hold their GPUs until they are ready.
     """
     old, new = resize.old_shape.gpus, resize.new_shape.gpus
     if resize.mechanism == BLOCKS:
@@ -382,11 +387,11 @@ def _ratio(measured: float, predicted: float) -> float | None:
 # -- the HTTP server, with limits on concurrent requests and on their duration -----------------------------------------
 
 AT_ONCE = 8
-"""Most requests at a time; further connections are closed."""
+"""Most requests at a time. Further connections are closed at once."""
 SILENT_S = 5.0
-"""Seconds after which a client that neither sends nor reads is cut off."""
+"""Seconds after which the connection of a client that neither sends nor reads is closed."""
 LONGEST_S = 20.0
-"""Seconds after which a connection is closed."""
+"""Seconds after which any connection is closed."""
 
 
 class _Handler(WSGIRequestHandler):
@@ -402,7 +407,7 @@ class _Handler(WSGIRequestHandler):
         super().finish()
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Log nothing. Anybody who reaches the port could fill the log."""
+        """Log nothing, because anybody who reaches the port could fill the log."""
 
 
 class _Server(ThreadingWSGIServer):
@@ -430,7 +435,7 @@ class _Server(ThreadingWSGIServer):
             self._places.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Log nothing. A client that disconnects is not the companion's error."""
+        """Log nothing: a client that disconnects is not an error of the companion."""
 
 
 class _Server6(_Server):

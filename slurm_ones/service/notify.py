@@ -1,8 +1,8 @@
-"""Notifications of what a tick changed, by a program, a web hook or mail (see `config.NotifySettings`).
+"""Notifications of a tick's events, by a program, a web hook or mail (see `config.NotifySettings`).
 
-A tick only puts events into boxes, one for each address. Each section of the settings has a thread that sends a box's
-events as one message. If that fails, it tries again after growing delays. A full box drops its oldest events and counts
-them. Events that are not sent when the companion ends are lost.
+A tick only puts events into boxes, one for each address. Each section of the settings has a thread, which sends the
+events in a box as one message. If that fails, it tries again after growing delays. A full box drops its oldest events
+and counts them. Events that are not sent by the end of the companion are lost.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ from slurm_ones.text import changed, plain
 log = logging.getLogger(__name__)
 
 AGAIN_S = 6 * 3600.0
-"""Seconds after which a job's owner is notified of the same reason a second time."""
+"""Shortest time between two notifications of a job's owner about the same reason, in seconds."""
 GROWTH = ("growth_returns", "growth_stops", "growth_rests", "idle_returns", "idle_stays")
 KINDS: dict[str, EventKind] = {
     **dict.fromkeys((*SITE_LIMITS, *GROWTH), "held_back"),
     **dict.fromkeys(WRONG, "cannot_resize"),
     "near_time_limit": "limited",
 }
-"""Kind of event for the code of a reason."""
+"""Kind of event for the codes of reasons that are events."""
 AS_ASKED = frozenset({"resize_off", "fused", "other_user", "site_acts", "owner_acts", "accounting_only", "opted_out"})
-"""Reasons why jobs are not resized that cause no notification."""
+"""Codes of refusals that are no events, since a user or the site wants them."""
 
 
 class Notice(NamedTuple):
-    """Event about which people are notified."""
+    """Event for a notification."""
 
     kind: EventKind
     text: str
@@ -68,11 +68,11 @@ class Notice(NamedTuple):
 
 
 class Happenings:
-    """Finder of each tick's events. What the first tick finds is no event, since it may be old."""
+    """Finder of each tick's events. What the first tick finds is not reported, because it may be old."""
 
     def __init__(self) -> None:
         self._reported: dict[tuple[int, str], float] = {}
-        """Time at which each reason was last an event, by job and the reason's code."""
+        """Time at which each reason was last reported, by (job, code)."""
         self._preempted: dict[int, float] = {}
         self._slow: frozenset[str] = frozenset()
         self._first = True
@@ -118,7 +118,8 @@ class Happenings:
 
 
 def _reasons(tick: Tick) -> Iterator[tuple[int, EventKind, Reason]]:
-    """Yield for each job that is not resized the first of its reasons that is an event."""
+    """Yield (job id, kind, reason) for each job that is not resized, if one of its reasons is an event: the first
+    such."""
     given = {id_: why for one in tick.decided for id_, why in one.schedule.reasons.items()}
     for job_id, one in tick.observation.elastic.items():
         if one.refusal is not None:
@@ -138,21 +139,21 @@ def _about(one: Elastic, kind: EventKind, text: str, now: float) -> Notice:
 
 
 LIMIT_S = 10.0
-"""Seconds after which the attempt to send a message is ended."""
+"""Longest attempt to send a message, in seconds."""
 KEPT = 200
-"""Most events in a box; beyond it the oldest are dropped."""
+"""Most events in a box; then the oldest are dropped."""
 BOXES, BOXES_OF_ONE = 500, 4
-"""Most addresses of one section, and most addresses in it that one user may name."""
+"""Most addresses in one section of the settings, and most of them that one user may name."""
 LONGEST_WAIT_S = 3600.0
-"""Longest wait before a failed message is sent again, s."""
+"""Longest wait before a message that failed is sent again, in seconds."""
 CLOSE_S = 5.0
-"""Seconds in which last messages are sent when the companion ends."""
+"""Seconds for sending the last messages when the companion ends."""
 USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}", re.ASCII)
 """Pattern of user names that can get mail. Other names could be address lists or options of a command."""
 
 
 class Message(NamedTuple):
-    """Message to one address with all events of its box."""
+    """Message to one address, with the events in its box."""
 
     cluster: str
     events: tuple[Notice, ...]
@@ -174,7 +175,7 @@ class Message(NamedTuple):
 
 
 def as_json(message: Message) -> bytes:
-    """Return a message as JSON, the form `json` of the settings."""
+    """Return a message as JSON, for the setting `form = "json"`."""
     events = [
         {"event": one.kind, "time": one.time, "job_id": one.job_id, "name": plain(one.name, 60)}
         | {"user": plain(one.user, 40), "text": plain(one.text, 500)}
@@ -184,7 +185,7 @@ def as_json(message: Message) -> bytes:
 
 
 def as_slack(message: Message) -> bytes:
-    """Return a message for Slack. Job names in it cannot act as markup, mentions or links."""
+    """Return a message for Slack. Text from users, such as job names, cannot act as markup, mention or link."""
     text = escape(f"slurm-ones on {plain(message.cluster, 60)}:\n{message.text}", quote=False)
     return json.dumps({"text": text, "mrkdwn": False, "link_names": False}).encode()
 
@@ -203,7 +204,10 @@ class NotDelivered(Exception):
 
 
 def deliver(settings: NotifySettings, address: str, to: str, message: Message) -> None:
-    """Send a message within about `LIMIT_S` seconds. Raises `NotDelivered`."""
+    """Send a message to an address by the program, web hook or mail server of the settings.
+
+    It takes at most about `LIMIT_S` seconds. `to` receives a mail. Raises `NotDelivered`.
+    """
     try:
         if settings.form == "mail":
             mail = as_mail(message, settings.sender, to)
@@ -216,7 +220,8 @@ def deliver(settings: NotifySettings, address: str, to: str, message: Message) -
 
 
 def _run(argv: list[str], body: bytes) -> None:
-    """Run the program that the settings name. Its arguments and environment have no text from users."""
+    """Run the program that the settings name, with the message as input. Arguments and environment have no users'
+    text."""
     process = subprocess.Popen(
         argv,
         stdin=subprocess.PIPE,
@@ -236,7 +241,7 @@ def _run(argv: list[str], body: bytes) -> None:
 
 
 def cut_off(sock: socket.socket, after_s: float) -> threading.Timer:
-    """Start a timer that closes a connection after this time, even if it still receives bytes."""
+    """Start a timer that closes a connection after `after_s` seconds, even if it still receives bytes."""
 
     def cut() -> None:
         with suppress(OSError):
@@ -250,7 +255,7 @@ def cut_off(sock: socket.socket, after_s: float) -> threading.Timer:
 
 
 def _post(address: str, body: bytes) -> None:
-    """Post to this address only. A redirection is an error, and no proxy is used."""
+    """Send a POST request to exactly this address. A redirection is an error, and no proxy is used."""
     parts = urlsplit(address)
     kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
     connection = kind(parts.hostname or "", parts.port, timeout=LIMIT_S)
@@ -274,11 +279,11 @@ def _send_mail(address: str, mail: EmailMessage) -> None:
 
 @dataclass
 class _Box:
-    """Pending events for one address."""
+    """Events that wait to be sent to one address."""
 
     due: float
     failed: int = 0
-    """Number of failed attempts in a row."""
+    """Number of attempts in a row that failed, up to the last."""
     events: list[Notice] = field(default_factory=list)
     left_out: int = 0
 
@@ -288,11 +293,11 @@ class _Box:
 
 
 Key = tuple[str, str]
-"""Key of a box: address and user. The user is "" for an address of the site."""
+"""Key of a box: (address, user). The user is "" if the address is the site's."""
 
 
 class Outbox(threading.Thread):
-    """Thread that sends the events of one section of the settings."""
+    """Thread that sends the events of one section of the settings, with a box for each address."""
 
     def __init__(
         self, name: str, settings: NotifySettings, cluster: str, clock: Callable[[], float] = time.monotonic
@@ -305,7 +310,7 @@ class Outbox(threading.Thread):
         self.stop = threading.Event()
 
     def put(self, event: Notice) -> None:
-        """Put an event into its box if this section sends it. This never waits for a message to be sent."""
+        """Put an event into its box if this section sends such events. It never waits for a message to be sent."""
         key = self._key(event)
         if key is None:
             return
@@ -318,7 +323,7 @@ class Outbox(threading.Thread):
             box.put([event])
 
     def _key(self, event: Notice) -> Key | None:
-        """Return the key of the box for an event; None if this section does not send it."""
+        """Return the key of the event's box; None if this section does not send the event."""
         one = self._settings
         if (one.events and event.kind not in one.events) or (one.users and event.user not in ("", *one.users)):
             return None
@@ -329,7 +334,7 @@ class Outbox(threading.Thread):
         return self._address, ""
 
     def run(self) -> None:
-        """Send messages as they are due. Once `stop` is set, send the rest and end."""
+        """Send each message when it is due. Once `stop` is set, send the rest and end."""
         while not self.stop.wait(self._pause()):
             self.send()
         self.send(last=True)
@@ -371,7 +376,7 @@ class Outbox(threading.Thread):
 
 
 class _ErrorEvents(logging.Handler):
-    """Log handler that makes events of logged errors. Their rate is limited, as in the log."""
+    """Log handler that turns logged errors into events. Their rate is limited as in the log."""
 
     def __init__(self, put: Callable[[Notice], None]) -> None:
         super().__init__(logging.ERROR)
@@ -383,10 +388,10 @@ class _ErrorEvents(logging.Handler):
 
 
 class Notifications:
-    """Notifications of all sections of the settings, while this companion leads."""
+    """Notifications by all sections of the settings, while this companion leads."""
 
     def __init__(self, settings: Mapping[str, NotifySettings], cluster: str, mode: str = "advise") -> None:
-        """Start a thread for each section. Raises `ConfigError` if an address's file is unreadable or unsafe."""
+        """Start a thread for each section. Raises `ConfigError` if the file with an address is unreadable or unsafe."""
         self._boxes = [Outbox(name, one, cluster) for name, one in settings.items()]
         self._happenings = Happenings()
         self._errors = _ErrorEvents(self._put)
@@ -412,7 +417,7 @@ class Notifications:
             log.warning("this tick is missing in notifications: %s: %s", type(error).__name__, error)
 
     def close(self, wait_s: float = 0.0) -> None:
-        """Stop, and wait at most `wait_s` seconds for the last deliveries."""
+        """Stop the threads, and wait at most `wait_s` seconds for the last messages."""
         logging.getLogger().removeHandler(self._errors)
         for box in self._boxes:
             box.stop.set()

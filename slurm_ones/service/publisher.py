@@ -1,8 +1,8 @@
-"""Publishes to each user the data of the user's own jobs, as a file that only the user can read.
+"""Publication of each user's own jobs, as a file that only the user can read.
 
 At a site with one companion for all, users can read neither the job database nor a server. The files are in
-`Settings.views_folder`: `view_name(user)` for each user with jobs, and SITE_VIEW for everybody. A thread writes the
-files, so that ticks do not wait. It writes only files of users whose jobs have changed.
+`Settings.views_folder`: `view_name` of the user's id for each user with jobs, and SITE_VIEW for everybody. A thread
+writes the files, so that ticks do not wait. It writes only files of users whose jobs have changed.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ from slurm_ones.untrusted_files import NotBelieved, directory_of
 log = logging.getLogger(__name__)
 
 FOLDER_MODE = 0o711
-"""Mode of the folder. Everybody may open a file whose name they know, and nobody else may list the folder."""
+"""Mode of the folder: everybody may open a file whose name they know, but only the owner may list the folder."""
 ROUND_S = 10.0
-"""Seconds after which a round of writing ends. The next round writes the files that are left."""
+"""Seconds after which a round stops writing. The next round writes the files that are left."""
 REST = 20
-"""Pause after a round, as a multiple of its CPU time: a twentieth of a core. SITE_VIEW is written meanwhile."""
+"""Pause after a round, as a multiple of the round's CPU time. Publishing then takes at most a twentieth of a core;
+SITE_VIEW is written even in the pause."""
 
 
 class Publisher:
-    """Writer of one cluster's files into one folder.
+    """Writer of the users' files of one cluster.
 
     `publish` does one round. After `start`, a thread does one after each call of `ticked`.
     """
@@ -44,7 +45,7 @@ class Publisher:
         self._source = ViewSource(url, cluster)
         self._folder = folder
         self._written: dict[str, Hashable] = {}
-        """State of each user's jobs when their file was written. The oldest file comes first."""
+        """State of each user's jobs when their file was last written, in the order of writing."""
         self._rest_until = 0.0
         self._said: set[str] = set()
         self._wake = threading.Event()
@@ -57,7 +58,7 @@ class Publisher:
         self._thread.start()
 
     def ticked(self) -> None:
-        """Make the thread do a round, after a tick."""
+        """Wake the thread for a round, because a tick has ended."""
         self._wake.set()
 
     def close(self) -> None:
@@ -87,9 +88,9 @@ class Publisher:
     def publish(self) -> tuple[int, int]:
         """Write SITE_VIEW, then the files of users whose jobs have changed, the oldest file first.
 
-        Return the number of users whose files were written, and of those whose files are left for the next round.
-        Remove the files of users whose jobs ended long ago. Raises `StoreError`, and OSError or `NotBelieved` if
-        nothing can be written.
+        Return the number of users whose files were written, and of those whose files are left for the next round. Also
+        remove the files of users whose jobs ended long ago. Raises `StoreError`, and OSError or `NotBelieved` if the
+        files cannot be written.
         """
         made = not self._folder.exists()
         self._folder.mkdir(mode=FOLDER_MODE, exist_ok=True)
@@ -155,7 +156,7 @@ def _uid(user: str) -> int | None:
 
 
 def _write(folder: int, name: str, content: bytes, uid: int | None) -> None:
-    """Replace a file atomically. It is readable by the user with this id, or by everybody if `uid` is None."""
+    """Replace a file atomically. The user with id `uid` may read it; if `uid` is None, everybody may."""
     temporary = f".{name}"
     with suppress(FileNotFoundError):
         os.unlink(temporary, dir_fd=folder)
@@ -177,7 +178,7 @@ def _write(folder: int, name: str, content: bytes, uid: int | None) -> None:
 
 
 def _tidy(folder: int, uids: Mapping[str, int]) -> None:
-    """Remove the files of users without jobs."""
+    """Remove the files of users who have no jobs to show."""
     kept = {*uids.values()}
     for name in os.listdir(folder):
         found = re.fullmatch(r"([0-9]+)\.sqlite", name)
@@ -195,7 +196,7 @@ ACL = "system.posix_acl_access"
 _VERSION = struct.pack("<I", 2)
 _ENTRY = struct.Struct("<HHI")
 _NOBODY = 0xFFFFFFFF
-"""Id in list entries that are not for a single user or group."""
+"""Id in those entries of the list that name no user or group."""
 _USER_OBJ, _USER, _GROUP_OBJ, _MASK, _OTHER = 0x01, 0x02, 0x04, 0x10, 0x20
 _READ, _WRITE = 4, 2
 
@@ -213,5 +214,6 @@ def readable_by(uid: int) -> bytes:
 
 
 def let_read(fd: int, uid: int) -> None:
-    """Let user `uid` also read an open file. Raises OSError; ENOTSUP if the file system has no access lists."""
+    """Allow user `uid` to read an open file. Raises OSError, with ENOTSUP if the file system has no access control
+    lists."""
     os.setxattr(fd, ACL, readable_by(uid))

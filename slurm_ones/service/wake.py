@@ -1,8 +1,8 @@
 """Requests for an early tick, after an order by hand.
 
-A user makes a request by touching a directory of the companion, which changes its modification time. Users may write it
-but not search it, so they can touch it but create no files there. After a few requests in a row, each interval has at
-most one additional tick.
+The companion has a directory. A user requests a tick by setting its modification time. Users have only the permission
+to write in it, so they can set its time but create no files. After a few requests in a row, each interval has at most
+one additional tick.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from slurm_ones.config import Settings
 LOOK_S = 2.0
 """Seconds between two checks of the directory."""
 GAP_S = 5.0
-"""Shortest time between the end of a tick and a requested tick, s."""
+"""Shortest time from the end of a tick to a requested tick, in seconds."""
 BURST = 5
-"""Most requested ticks in a row. After them, each interval has one."""
+"""Most requested ticks in a row. After that, each interval has at most one."""
 
 
 def wake(settings: Settings) -> bool:
-    """Request an early tick; return False if the companion cannot be reached."""
+    """Request an early tick. Return False if the companion's directory cannot be reached."""
     try:
         os.utime(settings.wake_folder or "")
     except OSError:
@@ -34,7 +34,7 @@ def wake(settings: Settings) -> bool:
 
 
 class Waking:
-    """Thread that checks the directory for requests. The main loop does not, because a file system may hang."""
+    """Thread that checks the directory for requests. The main loop must not, because a file system may hang."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic, look_s: float = LOOK_S) -> None:
         self._folder: Path | None = None
@@ -44,7 +44,7 @@ class Waking:
         self._changed: int | None = None
         self._asked = threading.Event()
         self._hurry = threading.Event()
-        """Set to end the wait between two checks early."""
+        """Event that ends the wait before the next check."""
         self._closed = False
         self._left = float(BURST)
         self._counted = self._ticked = clock()
@@ -60,7 +60,7 @@ class Waking:
         self._hurry.set()
 
     def begins(self) -> None:
-        """Drop requests made until now, because a tick begins."""
+        """Drop the requests made until now, because a tick begins that serves them."""
         self._asked.clear()
 
     def ended(self) -> None:
@@ -68,7 +68,7 @@ class Waking:
         self._ticked = self._clock()
 
     def due(self, interval_s: float) -> bool:
-        """Return True if a requested tick may begin now. Such a tick counts towards the limit."""
+        """Return True if a requested tick may begin now, and count it towards the limit."""
         now = self._clock()
         self._left = min(BURST, self._left + max(now - self._counted, 0.0) / interval_s)
         self._counted = now
@@ -99,7 +99,7 @@ class Waking:
 
 
 def _changed(folder: Path, own: bool) -> int | None:
-    """Return the directory's modification time in ns; None if it is another user's. Create it if it is missing."""
+    """Return the directory's modification time in ns; None if it is another user's. A missing directory is created."""
     with suppress(FileExistsError):
         # Of an operator's companion, the publisher makes the folder around it.
         folder.mkdir(parents=own)

@@ -115,7 +115,7 @@ def test_a_users_own_files_take_nothing_from_a_site(tmp_path: Path) -> None:
     with pytest.raises(PluginError, match="unset SLURM_CONF"):
         write_own(tmp_path, None, PluginSite(f"{tmp_path}/slurm.conf", "", "lua", ""))
     (tmp_path / "slurm.conf").write_text("ClusterName=mine\n")
-    with pytest.raises(PluginError, match=r"slurm.conf is there and is not ours"):
+    with pytest.raises(PluginError, match=r"slurm.conf was not written by this command"):
         write_own(tmp_path, None, SITE)
     assert (tmp_path / "slurm.conf").read_text() == "ClusterName=mine\n"
     with pytest.raises(PluginError, match=r"^/x+: File name too long"):
