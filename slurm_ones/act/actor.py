@@ -273,14 +273,14 @@ def _record(job: JobRules, schedule: Schedule, made: ResizePlan, acted: bool) ->
     return DecisionJobRecord(
         job_id=job_id,
         shape=allocation.shape if allocation else None,
-        batch=allocation.batch if allocation else None,
+        batch=job.batch_of(allocation),
         reason=schedule.reasons.get(job_id) or elastic.refusal or NO_REASON,
         from_shape=elastic.shape if running else None,
         from_batch=job.history.batch if running and job.history else None,
         acted=acted,
         outcome=made.outcomes.get(job_id) or schedule.refused.get(job_id) or NO_REASON,
         alternatives=tuple(
-            AlternativeRecord(one.shape, one.batch, worth) if one is not None else AlternativeRecord(PARKED, 0, worth)
+            AlternativeRecord(one.shape if one is not None else PARKED, job.batch_of(one) or 0, worth)
             for one, worth in schedule.weighed.get(job_id, ())
         ),
     )

@@ -20,6 +20,7 @@ from ones_wrapper.protocol import Spec
 from slurm_ones.config import ResizeSettings, Settings
 from slurm_ones.jobs.elastic import Elastic, Observation, guests_of
 from slurm_ones.learn.workload import GuestLives
+from slurm_ones.policy.contract import Allocation
 from slurm_ones.policy.ledger import Ledger
 from slurm_ones.rules.blocks import (
     BLOCKS,
@@ -203,6 +204,10 @@ class JobRules:
     def spec(self) -> Spec | None:
         """Spec that the job reported (its batches and limits); None before its first report."""
         return self.history.spec if self.history is not None else None
+
+    def batch_of(self, choice: Allocation | None) -> int | None:
+        """Return the batch of a choice for the job; None before the job's first report, as its script sets the batch."""
+        return choice.batch if choice is not None and self.spec is not None else None
 
     @property
     def gpus(self) -> int:

@@ -220,7 +220,7 @@ class _Planner:
     def _order_batch(self, change: PlannedChange, job: JobRules) -> None:
         # An order in the middle of a resize would cancel its drain.
         free_to_change = job.elastic.job.running and not job.elastic.refusal and job.under_way is None
-        if free_to_change and change.old_batch not in (None, change.new_batch):
+        if free_to_change and change.new_batch and change.old_batch not in (None, change.new_batch):
             against = breaks(job.spec, change.old, change.old_batch, change.new_batch, self._rules.node_gpus)
             self.begin += [change] if against is None else []
             self.outcomes[change.job_id] = against or reason("batch_changes")
@@ -388,7 +388,7 @@ def _change(job: JobRules, allocation: Allocation | None, rules: PartitionRules)
     if allocation is None:
         return PlannedChange(job.elastic, shape, PARKED, batch, None, old_kind=asks, new_kind=asks)
     kind, leaves = rules.kinds.asked(job.elastic, allocation), rules.kinds.leaves(job.elastic, allocation)
-    shapes = shape, allocation.shape, batch, allocation.batch
+    shapes = shape, allocation.shape, batch, job.batch_of(allocation)
     return PlannedChange(job.elastic, *shapes, old_kind=asks, new_kind=kind, leaves_kind=leaves)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -52,6 +53,18 @@ def test_a_waiting_job_begins_with_its_hold(own_store: Store, tmp_path: Path) ->
     bench.act({job_id: Allocation(Shape(1, 2), 64)})
     (resize,) = own_store.resizes(job_id)
     assert (resize.state, resize.restart) == ("holding", -1)
+
+
+@pytest.mark.parametrize("nodes", [(), ("n1",)])
+def test_a_batch_is_named_once_the_job_has_reported_it(own_store: Store, tmp_path: Path, nodes: Sequence[str]) -> None:
+    """Until then its script chooses it: a policy's placeholder would stand next to `batch unknown` in other views."""
+    bench = Bench(own_store, tmp_path)
+    bench.add(1, Shape(1, 1), *nodes)
+    bench.histories = {1: replace(history(1, spec=None), batch=None)}
+    bench.act({1: Allocation(Shape(1, 2), 64)})
+    (given,) = own_store.decisions(1)[0].jobs
+    assert (given.shape, given.batch) == (Shape(1, 2), None)
+    assert [resize.new_batch for resize in own_store.resizes(1)] == [None] * (not nodes)
 
 
 def test_advice_is_given_once_and_changes_nothing(own_store: Store, tmp_path: Path) -> None:
