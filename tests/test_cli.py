@@ -191,6 +191,7 @@ class TestWhy:
         done = call("why", "7", "--database", filled)
         assert "not a finite number (NaN or infinite) in 12 steps, last near step 40" in done.stdout
         assert "Run 1 started its ranks 3 times." in done.stdout
+        assert re.search(r"Run 1, begun 1970-01-0\d \d\d:\d\d:\d\d: rank 3 died", done.stdout)
         assert "batch 256 (2 × 32 per GPU)" in done.stdout
         listed = call("jobs", "7", "--database", filled)
         assert "2 × 32" in listed.stdout and "job 7: the loss was not a finite number" in listed.stdout

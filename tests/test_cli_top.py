@@ -33,11 +33,13 @@ from ones_db.leader import LeaderLock
 from ones_db.shape import Shape
 from slurm_ones.cli.jobs import reader
 from slurm_ones.config import ConfigError, Settings
+from slurm_ones.jobs.elastic import WholeJob
 from slurm_ones.show import logs, window
 from slurm_ones.show.live import Live, NotSeenYet, node_rows, read_live
 from slurm_ones.show.table import JobOrder, columns_within, header, lines
 from slurm_ones.show.window import TopApp
 from slurm_ones.slurm.client import Unreachable
+from slurm_ones.slurm.model import JobState
 from slurm_ones.text import left_s
 from tests.commands import printed
 from tests.db.make import SPEC, decision, hello, job, report, resized_job, run, said, throughput
@@ -102,11 +104,11 @@ def test_slurm_is_asked_seldom(filled: str, monkeypatch: pytest.MonkeyPatch) -> 
     """Protects slurmctld from a window that looks every two seconds, and the states of a later tick."""
     asked: list[int] = []
 
-    def states_now(settings: Settings, jobs: Sequence[JobSummary]) -> dict[int, str]:
+    def slurm_now(settings: Settings, jobs: Sequence[JobSummary]) -> dict[int, WholeJob]:
         asked.append(len(jobs))
-        return {10: "CANCELLED"}
+        return {10: WholeJob.of(replace(job_of(Shape(1, 2)), job_id=10, state=JobState.CANCELLED))}
 
-    monkeypatch.setattr("slurm_ones.cli.jobs.states_now", states_now)
+    monkeypatch.setattr("slurm_ones.cli.jobs.slurm_now", slurm_now)
     look = reader(Settings(database=filled, cluster="gres"), named=True)
     for tick, state in ((NOW, "CANCELLED"), (NOW, "CANCELLED"), (time.time() + 5, "RUNNING")):
         with Store.open(filled, "gres") as store:

@@ -92,15 +92,22 @@ def test_the_state_is_slurms_where_it_can_be_asked(site: Path, monkeypatch: pyte
     squeue.write_text(
         f"""#!/bin/sh
 echo "$@" >>{calls}
-printf '{{"jobs":[{{"job_id":7,"user_name":"%s","job_state":["CANCELLED"]}}]}}' $OWNER
+printf '{{"jobs":[{{"job_id":7,"user_name":"%s","job_state":["%s"],"node_count":{{"number":2}},"tres_alloc_str":"gres/gpu=4",
+"tres_per_node":"gres/gpu:2"}}]}}' $OWNER ${{STATE:-CANCELLED}}
 exit ${{FAILS:-0}}
 """
     )
     squeue.chmod(0o755)
     config = ("--config", str(site))
 
+    def shown_now() -> dict[str, Any]:
+        return json.loads(as_user(monkeypatch, ALICE, "jobs", "--json", *config).stdout)[0]
+
     def state() -> str:
-        return str(json.loads(as_user(monkeypatch, ALICE, "jobs", "--json", *config).stdout)[0]["state"])
+        return str(shown_now()["state"])
+
+    def shape() -> str | None:
+        return shown_now()["shape"]
 
     stored = state()
     monkeypatch.setenv("PATH", f"{site.parent}:/usr/bin:/bin")
@@ -114,9 +121,19 @@ exit ${{FAILS:-0}}
     assert ": CANCELLED\n" in told and told.endswith("states as Slurm has them now\n")
     shown = as_user(monkeypatch, ALICE, "top", "--once", *config).stdout
     assert "states from Slurm" in shown and " CA " in shown
-    assert "Slurm says now: CANCELLED" in as_user(monkeypatch, ALICE, "why", "7", *config).stdout
+    assert "of alice: CANCELLED, " in as_user(monkeypatch, ALICE, "why", "7", *config).stdout
+    # Between a requeue and the next tick it trains at a shape that no tick has seen.
+    with Store.open(f"sqlite:///{site.parent / 'ones.sqlite'}", "gres") as store:
+        store.record_jobs([job(7, user="alice", state="PENDING", restart=2)])
+    publisher = Publisher(f"sqlite:///{site.parent / 'ones.sqlite'}", "gres", site.parent / "views")
+    publisher.publish()
+    publisher.close()
+    assert shape() is None
+    monkeypatch.setenv("STATE", "RUNNING")
+    assert (state(), shape()) == ("RUNNING", "2x2")
+    assert "RUNNING, shape 2x2, " in as_user(monkeypatch, ALICE, "why", "7", *config).stdout
     monkeypatch.setenv("FAILS", "1")
-    assert state() == stored
+    assert (state(), shape()) == ("PENDING", None)
     for command in (("jobs",), ("report", "7"), ("top", "--once")):
         said = as_user(monkeypatch, ALICE, *command, *config).stdout
         assert said and "CANCELLED" not in said and "Slurm has" not in said and "from Slurm" not in said

@@ -33,7 +33,7 @@ from slurm_ones.cli.common import (
     store_of_reader,
 )
 from slurm_ones.config import Settings
-from slurm_ones.jobs.elastic import arrays, whole_job
+from slurm_ones.jobs.elastic import Elastic, WholeJob, arrays, whole_job
 from slurm_ones.show.columns import CODES, JOB, JOBS, TOP, ShownJob, record
 from slurm_ones.show.live import Live, NotSeenYet, as_of, counted, read_live
 from slurm_ones.show.table import BY_WORD, JobFilter, JobOrder, as_json, lines, measured, notes
@@ -105,7 +105,7 @@ def jobs(
             print_json([])
         raise
     live = read_live(store, only=ids or (), whole=True)
-    live = _in_states(live, states_now(settings, _alive(live)))
+    live = _in_states(live, slurm_now(settings, _alive(live)))
     found = [one for one in live.jobs if selection.takes(one.job)]
     if json:
         print_json([record(JOB, one) for one in found])
@@ -125,17 +125,28 @@ def _alive(live: Live) -> list[JobSummary]:
     return [one.job for one in live.jobs if one.job.end_time is None]
 
 
-def _in_states(live: Live, states: Mapping[int, str]) -> Live:
-    """Return the jobs in these states of Slurm."""
-    jobs = tuple(_in_state(one, states.get(one.job.job_id, one.job.state)) for one in live.jobs)
-    return replace(live, jobs=jobs, asked=bool(states))
+def _in_states(live: Live, slurm: Mapping[int, WholeJob]) -> Live:
+    """Return the jobs as Slurm has them."""
+    jobs = []
+    for one in live.jobs:
+        job = _as_in(slurm, one.job)
+        # The reason that is known is one for the other state.
+        jobs.append(replace(one, job=job) if job.state == one.job.state else ShownJob(job, promise=one.promise))
+    return replace(live, jobs=tuple(jobs), asked=bool(slurm))
 
 
-def _in_state(one: ShownJob, state: str) -> ShownJob:
-    if state == one.job.state:
-        return one
-    # The reason that is known is one for the other state.
-    return ShownJob(replace(one.job, state=state, running=False), promise=one.promise)
+def _as_in(slurm: Mapping[int, WholeJob], job: JobSummary) -> JobSummary:
+    """Return the job with the state and shape that it has in Slurm, if it is known there.
+
+    Blocks of a running job count only once they train, so its shape stays the reported one.
+    """
+    now = slurm.get(job.job_id)
+    if now is None or (now.by_blocks and now.running and job.running):
+        return job
+    each, whole_nodes = job.shape.gpus_per_node if job.shape else 0, not now.first.gpus_per_node
+    shape = Elastic(now, None, each, whole_nodes).shape
+    known = shape if now.running and shape.gpus else job.shape
+    return replace(job, state=now.first.state.value, running=now.running, shape=known)
 
 
 def _show(found: list[ShownJob]) -> None:
@@ -154,16 +165,16 @@ def reader(settings: Settings, *, named: bool, also: Collection[int] = ()) -> Ca
     """Return a function that reads the jobs and `also`, from a newly opened database, whose file may be replaced.
 
     It asks Slurm for their states at most every `STATES_S` seconds; those of a later tick replace them."""
-    asked, states = -math.inf, dict[int, str]()
+    asked, slurm = -math.inf, dict[int, WholeJob]()
 
     def look() -> Live:
-        nonlocal asked, states
+        nonlocal asked, slurm
         with store_of_reader(settings, named=named) as store:
             live = read_live(store, also)
         if abs(time.time() - asked) >= STATES_S:
-            asked, states = time.time(), states_now(settings, _alive(live))
+            asked, slurm = time.time(), slurm_now(settings, _alive(live))
         tick = live.health.tick_time if live.health is not None else None
-        return _in_states(live, states if tick is None or tick < asked else {})
+        return _in_states(live, slurm if tick is None or tick < asked else {})
 
     return look
 
@@ -223,25 +234,24 @@ def why(
     if json:
         print_json(explain(store, job, last))
         return
-    for line in why_lines(store, summary, last):
+    slurm = slurm_now(settings, [summary] if summary.end_time is None else [])
+    for line in why_lines(store, _as_in(slurm, summary), last):
         console.print(line, soft_wrap=True)
-    console.print(f"[dim]{as_of(store.health(), time.time())}[/]", soft_wrap=True)
-    if summary.end_time is None and (state := states_now(settings, [summary]).get(job, summary.state)) != summary.state:
-        console.print(f"Slurm says now: {state}", soft_wrap=True)
+    console.print(f"[dim]{as_of(store.health(), time.time(), asked=bool(slurm))}[/]", soft_wrap=True)
 
 
-def states_now(settings: Settings, jobs: Sequence[JobSummary]) -> dict[int, str]:
-    """Return the states in Slurm of those of these jobs that it knows; none if it does not answer soon."""
+def slurm_now(settings: Settings, jobs: Sequence[JobSummary]) -> dict[int, WholeJob]:
+    """Return those of these jobs that Slurm knows, as it has them; none if it does not answer soon."""
     question = ["squeue", "--json", "--states=all", f"--jobs={','.join(str(job.job_id) for job in jobs[-MOST_NAMED:])}"]
     try:
         text = CommandClient(timeout_s=min(settings.timeout_s, ASK_S)).run(question) if jobs else "{}"
         found = parse_jobs(json_lib.loads(text))
     except (ValueError, SlurmError):
         return {}
-    found |= {array: whole_job(array, records).first for array, records in arrays(found.values()).items()}
+    whole = {job_id: WholeJob.of(job) for job_id, job in found.items()}
+    whole |= {array: whole_job(array, records) for array, records in arrays(found.values()).items()}
     # A database of another cluster has other jobs by these ids.
-    known = [(job, found[job.job_id]) for job in jobs if job.job_id in found]
-    return {job.job_id: now.state.value for job, now in known if now.user == job.user}
+    return {job.job_id: whole[job.job_id] for job in jobs if job.job_id in whole and whole[job.job_id].user == job.user}
 
 
 ASK_S = 3.0

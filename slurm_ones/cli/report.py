@@ -26,7 +26,7 @@ from slurm_ones.cli.common import (
     settings_of,
     store_of_reader,
 )
-from slurm_ones.cli.jobs import states_now, unknown_job
+from slurm_ones.cli.jobs import slurm_now, unknown_job
 from slurm_ones.show.live import as_of
 from slurm_ones.show.usage import Usage, advised, of_job, of_jobs, usage
 from slurm_ones.simulate import BadInput
@@ -57,7 +57,8 @@ def report(
             raise StoreError(f"jobs of {user} cannot be seen here: this site shows each user only their own jobs")
         found = found[-1:] if job is not None else found
         alive = [one.job.job_id for one in found if one.job.end_time is None]
-        now = states_now(settings, store.job_summaries(alive) if alive else [])
+        slurm = slurm_now(settings, store.job_summaries(alive) if alive else [])
+        now = {job_id: one.first.state.value for job_id, one in slurm.items()}
         found = [replace(one, job=replace(one.job, state=now.get(one.job.job_id, one.job.state))) for one in found]
         told, seen = advised(store, found), as_of(store.health(), time.time(), asked=bool(now))
     title = f"Job {job}" if job is not None else _title(user, since, until)

@@ -143,8 +143,8 @@ def why_lines(store: Store, summary: JobSummary, decisions: int) -> Iterator[str
     job = summary.job_id
     yield (
         f"[bold]job {job}[/] {text.safe(summary.name)} of {text.safe(summary.user)}: {summary.state}, "
-        f"shape {text.shape(summary) or 'none'}, batch {summary.batch or 'unknown'} ({text.per_gpu(summary)} per GPU), "
-        f"epochs {text.progress(summary)}"
+        f"{f'shape {text.shape(summary)}, ' if summary.running else ''}batch {summary.batch or 'unknown'} "
+        f"({text.per_gpu(summary)} per GPU), epochs {text.progress(summary)}"
     )
     for line in _of_job(store, summary):
         yield f"  {line}"
@@ -184,8 +184,8 @@ def _of_job(store: Store, summary: JobSummary) -> Iterator[str]:
         yield text.safe(line, 500)
     for run in store.runs(job):
         if run.note:
-            when = f" ({text.clock(run.hello_time)})" if run.hello_time else ""
-            yield f"Run {run.restart} said{when}: {text.safe(run.note, 500)}"
+            began = f", begun {text.clock(run.start_time)}" if run.start_time else ""
+            yield f"Run {run.restart}{began}: {text.safe(run.note, 500)}"
         if pace := plain_pace(run):
             yield f"Run {run.restart} {pace}"
         if run.attempts:
