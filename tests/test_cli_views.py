@@ -56,7 +56,7 @@ def site(tmp_path: Path, empty_sqlite: Path, monkeypatch: pytest.MonkeyPatch) ->
         store.record_jobs([job(8, user="bob", name="bobs-secret")])
         for number in (7, 8):
             store.begin_resize(resize(number, new_shape=Shape(1, 1), started=9000.0, state="draining"))
-        store.record_health(HealthRecord(now, "act", 60.0, now, 0.5, 2, 0, 4))
+        store.record_health(HealthRecord(now, "act", 45.0, now, 0.5, 2, 0, 4))
         publisher = Publisher(url, "gres", tmp_path / "views")
         publisher.publish()
         publisher.close()
@@ -92,8 +92,8 @@ def test_the_state_is_slurms_where_it_can_be_asked(site: Path, monkeypatch: pyte
     squeue.write_text(
         f"""#!/bin/sh
 echo "$@" >>{calls}
-printf '{{"jobs":[{{"job_id":7,"user_name":"%s","job_state":["%s"],"node_count":{{"number":2}},"tres_alloc_str":"gres/gpu=4",
-"tres_per_node":"gres/gpu:2"}}]}}' $OWNER ${{STATE:-CANCELLED}}
+printf '{{"jobs":[{{"job_id":7,"user_name":"%s","job_state":["%s"],"node_count":{{"number":2}},
+"tres_alloc_str":"gres/gpu=4","tres_per_node":"gres/gpu:2"}}]}}' $OWNER ${{STATE:-CANCELLED}}
 exit ${{FAILS:-0}}
 """
     )
@@ -281,7 +281,7 @@ def test_who_has_no_jobs_yet_is_told_when_they_will_show(site: Path, monkeypatch
     """No permission error, and exit code 1; nothing published at all is said as such."""
     for command in (("jobs",), ("why", "7"), ("jobs", "--json")):
         done = as_user(monkeypatch, EVE, *command, "--config", str(site))
-        assert done.exit_code == 1 and "have not been seen yet: the companion looks every 60 s" in done.stderr
+        assert done.exit_code == 1 and "have not been seen yet: the companion looks every 45 s" in done.stderr
     assert json.loads(as_user(monkeypatch, EVE, "jobs", "--json", "--config", str(site)).stdout) == []
     shutil.rmtree(site.parent / "views")
     (site.parent / "views").mkdir()
@@ -337,6 +337,7 @@ def test_doctor_asks_a_user_for_nothing_of_an_operators(site: Path, monkeypatch:
             found = [one for check in (_permission, _views, _database) for one in check(nobody, settings)]  # type: ignore[arg-type]
         assert [one.what for one in found] == ["permission", "your jobs"] and what in found[1].found
         assert "bad" not in {one.verdict for one in found}
+    assert "the companion looks every 45 s" in found[1].advice
 
 
 def test_doctor_tells_an_operator_of_a_folder_without_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -193,14 +193,22 @@ def store_of_reader(settings: Settings, *, named: bool = False) -> Store:
         return Store.open(f"sqlite:///{path}", settings.cluster, read_only=True)
     with suppress(ConfigError, StoreError):
         return reading_store(settings)
+    raise NotSeenYet(f"your jobs have not been seen yet: {not_seen(settings, folder)}")
+
+
+def not_seen(settings: Settings, folder: Path) -> str:
+    """Return why no file for this user is in the folder of published jobs."""
     if not (folder / SITE_VIEW).exists():
-        raise NotSeenYet(
-            f"this site's companion has published nothing in {folder} yet: is it running? Ask its operators"
-        )
-    raise NotSeenYet(
-        f"your jobs have not been seen yet: the companion looks every {settings.interval_s:.0f} s, at jobs whose "
-        "comment begins with `ones:`"
-    )
+        return f"this site's companion has published nothing in {folder} yet: is it running? Ask its operators"
+    with Store.open(f"sqlite:///{folder / SITE_VIEW}", settings.cluster, read_only=True) as store:
+        every_s = tick_s(settings, store)
+    return f"the companion looks every {every_s:.0f} s at jobs whose comment begins with `ones:`"
+
+
+def tick_s(settings: Settings, store: Store) -> float:
+    """Return the seconds between two ticks of the companion, whose settings may differ from those of this command."""
+    health = store.health()
+    return health.interval_s if health is not None else settings.interval_s
 
 
 def is_view(settings: Settings, store: Store) -> bool:

@@ -22,6 +22,7 @@ from slurm_ones.cli.common import (
     command,
     console,
     grid,
+    not_seen,
     print_json,
     published_for,
     settings_of,
@@ -196,8 +197,7 @@ def _views(client: SlurmClient, settings: Settings) -> Iterator[SiteFinding]:
         if own.exists():
             yield ok("your jobs", f"{own} shows them, and nobody else's")
         else:
-            advice = f"the companion looks every {settings.interval_s:.0f} s at jobs whose comment begins with `ones:`"
-            yield note("your jobs", "none of them has been seen yet", advice)
+            yield note("your jobs", "none of them has been seen yet", not_seen(settings, folder))
         return
     if settings.scope == "own":
         return

@@ -31,6 +31,7 @@ from slurm_ones.cli.common import (
     print_json,
     settings_of,
     store_of_reader,
+    tick_s,
 )
 from slurm_ones.config import Settings
 from slurm_ones.jobs.elastic import Elastic, WholeJob, arrays, whole_job
@@ -270,13 +271,10 @@ def unknown_job(settings: Settings, job_id: int, store: Store) -> str:
         job = connect(settings).details([job_id]).get(job_id)
     except SlurmError:
         return f"{head}, and Slurm cannot be asked: it has not opted in ({HOW}), or the companion has not seen it"
-    health = store.health()
-    # A user's own companion chooses its tick, so the settings of this command need not have it.
-    tick_s = health.interval_s if health is not None else settings.interval_s
-    return f"{head}: {_why(job, settings, own_only, tick_s)}"
+    return f"{head}: {_why(job, settings, own_only, tick_s(settings, store))}"
 
 
-def _why(job: SlurmJob | None, settings: Settings, own_only: bool, tick_s: float) -> str:
+def _why(job: SlurmJob | None, settings: Settings, own_only: bool, every_s: float) -> str:
     if job is None:
         also = ", or it is another user's" if own_only else ""
         return (
@@ -294,6 +292,6 @@ def _why(job: SlurmJob | None, settings: Settings, own_only: bool, tick_s: float
         opted_in = True
     if opted_in:
         ended = "it has ended before a companion saw it" if job.ended else "the companion has not seen it yet"
-        return f"{ended}, and looks every {tick_s:.0f} s: is it running? (slurm-ones status)"
+        return f"{ended}, and looks every {every_s:.0f} s: is it running? (slurm-ones status)"
     comment = f"its comment is {plain(job.comment, 80)!r}" if job.comment else "it has no comment"
     return f"it has not opted in: {comment} ({HOW})"

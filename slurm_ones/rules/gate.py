@@ -206,7 +206,7 @@ class JobRules:
         return self.history.spec if self.history is not None else None
 
     def batch_of(self, choice: Allocation | None) -> int | None:
-        """Return the batch of a choice for the job; None before the job's first report, as its script sets the batch."""
+        """Return the batch of a choice for the job; None before its first report, since its script sets the batch."""
         return choice.batch if choice is not None and self.spec is not None else None
 
     @property
