@@ -1,1 +1,1 @@
-"""Policies with which `ones` is compared: one file for each, which names the paper that it follows."""
+"""Policies with which `ones` is compared. Each has its own file, which names the paper that it follows."""

@@ -1,21 +1,21 @@
-"""A small scheduler trained by policy gradient, as one with which ONES was compared (ONES §4 calls it DRL).
+"""A small scheduler trained by policy gradient, in place of the one with which ONES was compared (DRL in ONES, §4).
 
-The weights and code of that one were never published. So this one follows the two first schedulers of its kind: DeepRM
-(Mao et al., HotNets 2016, §3) and DL2 (Peng et al., arXiv 1909.06040, §4). DeepRM begins with an empty schedule and
-takes one action after another, until the void action ends the round. It is trained by REINFORCE. The baseline is the
-mean of several rollouts of one workload. The reward is minus the number of jobs in the system. In DL2 jobs grow by
-steps at their users' batch size, and all steps are decided in each interval.
+Code and weights of DRL were never published. So this policy follows the first two schedulers of its kind: DeepRM (Mao
+et al., HotNets 2016, §3) and DL2 (Peng et al., arXiv 1909.06040, §4). DeepRM builds a schedule from nothing by one
+action after another, until it chooses the void action, which ends the round. It is trained by REINFORCE. The baseline
+is the mean of several rollouts of one workload. The reward is minus the number of jobs in the system. In DL2 jobs grow
+in steps, with the batch that their users chose, and the steps of all jobs are decided again in each interval.
 
-`Drl` takes one step after another. `build_steps` computes the features of each job's next step, and `Perceptron` scores
-them. drl.npz was trained by `python -m benchmarks.train_drl`; `load` returns the exact command and the training curve.
-docs/decisions/0010-policy-gradient-rival.md has the results.
+`Drl` grows one job by one step at a time. `build_steps` computes the features of each job's steps, and `Perceptron`
+scores them. Its weights (drl.npz) were trained by `python -m benchmarks.train_drl`; `load` returns the exact command
+and the training curve. docs/decisions/0010-policy-gradient-rival.md has the results.
 
 Differences from both:
 
-1. One network scores each job's step separately, from features of the job and of the whole queue. DeepRM and DL2 have a
-   fixed number of places for jobs. Here the time is linear in the number of jobs, and a queue can have any length.
+1. One network scores each job's step separately, from features of the job and of the whole queue. DeepRM and DL2 have
+   inputs for a fixed number of jobs. Here a queue can have any length, and the time is linear in it.
 2. A step doubles the GPUs, or goes to the size that the user asked for, because Slurm gives only such sizes.
-3. The void action ends only growth: a job without GPUs still gets its first step if there is room.
+3. After the void action jobs do not grow further, but a job without GPUs still gets its first step if there is room.
 """
 
 from __future__ import annotations
@@ -36,31 +36,32 @@ from slurm_ones.policy.tables import Tables, build_tables
 
 FEATURES = 21
 ASKED_LEFT = 11
-"""Index of the feature for a job's remaining time at the size that its user asked for."""
+"""Index of one feature: the job's remaining time at the size that its user asked for."""
 CONTEXT = 4
-"""Number of inputs from which the void action is scored."""
+"""Number of inputs of the void action's score."""
 LOG_SECONDS = 12.0
-"""Scale of features that are times: t seconds become ln(1 + t) / `LOG_SECONDS`, which is 1 at about two days."""
+"""Scale of features that are times. A time of t seconds becomes ln(1 + t) / `LOG_SECONDS`, which is 1 at about two
+days."""
 LOG_SIZE = 6.0
-"""Scale of features that are ratios of GPU counts: the log2 of the ratio is divided by `LOG_SIZE`."""
+"""Scale of features that are ratios of GPU counts. A ratio r becomes log2(r) / `LOG_SIZE`."""
 
 
 @dataclass(frozen=True)
 class GrowthSteps:
-    """Steps by which each job can grow, beginning at no GPUs."""
+    """Steps in which each of J jobs can grow, starting from no GPUs."""
 
     tables: Tables
     sizes: Ints
-    """(J, S) GPUs that the job has after each step; 0 if it has fewer steps."""
+    """(J, S) GPUs of the job after each step; 0 beyond its last step."""
     extra: Ints
     """(J, S) GPUs that each step adds."""
     features: Floats
-    """(J, S, F) features of each step, about -1 to 1; finite whatever the jobs report."""
+    """(J, S, F) features of each step, about -1 to 1, and finite even if a job reports absurd numbers."""
     load: float
     """Log2 of the number of jobs per GPU, divided by `LOG_SIZE`."""
 
     def context(self, free: float) -> Floats:
-        """Return the inputs (C,) of the void action, if the fraction `free` of the GPUs is free."""
+        """Return the inputs (C,) of the void action's score while the fraction `free` of the GPUs is free."""
         return np.array([1.0, free, free * free, self.load])
 
 
@@ -78,7 +79,7 @@ def build_steps(cluster: ClusterView, jobs: Sequence[JobView], gpus: int, now: f
 
 
 def _stepwise(cluster: ClusterView, job: JobView) -> JobView:
-    """Return the job with only some of its sizes: the largest up to each power of two, the requested one, and the
+    """Return the job with fewer sizes: for each power of two the largest size up to it, the requested size, and the
     present one."""
     sizes = job.limits.gpus[: bisect_right(job.limits.gpus, cluster.gpus)]
     steps = {job.requested, job.shape.gpus if job.shape is not None else 0} & set(sizes)
@@ -89,7 +90,7 @@ def _stepwise(cluster: ClusterView, job: JobView) -> JobView:
 
 
 def _columns(tables: Tables) -> Ints:
-    """Return the columns (J, S) of each job's allowed sizes, ascending; 0 after the last."""
+    """Return the columns (J, S) of each job's allowed sizes in the tables, ascending; 0 after its last."""
     most = int(tables.allowed.sum(axis=1).max(initial=0))
     order = np.argsort(~tables.allowed, axis=1, kind="stable")[:, :most]
     return np.where(np.take_along_axis(tables.allowed, order, axis=1), order, 0)
@@ -169,20 +170,21 @@ def _rank(value: Floats) -> Floats:
 
 HIDDEN = (32, 16)
 SHAPES = ((FEATURES, HIDDEN[0]), (HIDDEN[0],), HIDDEN, (HIDDEN[1],), (HIDDEN[1], 1), (CONTEXT,))
-"""Shapes of the weights and the bias of each layer, then of the void action's weights. The last layer has no bias."""
+"""Shapes of the arrays in `Perceptron.flat`: weights and bias of each layer (the last has no bias), then the void
+action's weights."""
 SIZE = sum(int(np.prod(shape)) for shape in SHAPES)
 
 
 @dataclass(frozen=True)
 class Perceptron:
-    """Neural network that computes the score of a step from its features. Its weights are one flat vector, the form
-    that optimizers need."""
+    """Neural network that scores a step from its features. All weights are in one flat vector, as optimizers need
+    them."""
 
     flat: Floats
     """(SIZE,) all weights."""
 
     def parameters(self) -> list[Floats]:
-        """Return the weights as arrays of the shapes `SHAPES`."""
+        """Return the weights as separate arrays, in the shapes of `SHAPES`."""
         cuts = np.cumsum([int(np.prod(shape)) for shape in SHAPES])[:-1]
         return [part.reshape(shape) for part, shape in zip(np.split(self.flat, cuts), SHAPES, strict=True)]
 
@@ -195,7 +197,7 @@ class Perceptron:
         return float(self.flat[-CONTEXT:] @ context)
 
     def layers(self, features: Floats) -> tuple[Floats, Floats, Floats]:
-        """Return the values of both hidden layers (…, H), and the scores (…), for features (…, F)."""
+        """Return the outputs of the two hidden layers (…, H), and the scores (…), for features (…, F)."""
         first, bias, second, bias2, last, _ = self.parameters()
         one = np.tanh(features @ first + bias)
         two = np.tanh(one @ second + bias2)
@@ -224,10 +226,9 @@ def load() -> Trained:
 
 
 def best_steps(network: Perceptron, steps: GrowthSteps, gpus: int, total: int) -> Ints:
-    """Take the action of highest score as long as some of the `gpus` free GPUs are left. Return each job's number of
-    steps (J,).
+    """Return how many steps each job takes (J,): as long as GPUs are free, the action of highest score is taken.
 
-    Scores are computed once, so each step costs one operation on a heap.
+    `gpus` of the `total` GPUs are free at first. Scores are computed only once, so each step costs one heap operation.
     """
     scores = network.scores(steps.features).tolist()
     extra = steps.extra.tolist()
@@ -248,7 +249,7 @@ def best_steps(network: Perceptron, steps: GrowthSteps, gpus: int, total: int) -
 
 
 def gpus_after(steps: GrowthSteps, taken: Ints) -> Ints:
-    """Return the GPUs of each job (J,) after it has taken `taken` steps; 0 without a step."""
+    """Return the GPUs (J,) that each job has after `taken` steps (J,)."""
     if not steps.sizes.shape[1]:
         return np.zeros(len(taken), dtype=np.int64)
     last = np.maximum(taken - 1, 0)
@@ -256,8 +257,7 @@ def gpus_after(steps: GrowthSteps, taken: Ints) -> Ints:
 
 
 class Drl:
-    """Policy-gradient scheduler, trained in the simulator (see the module). `network` replaces the network of the
-    package."""
+    """Policy-gradient scheduler, trained in the simulator (see the module). `network` replaces the trained network."""
 
     name = "drl"
 
@@ -270,7 +270,7 @@ class Drl:
 
 
 class Game:
-    """One decision: the steps that jobs can take, and the schedule that follows from those taken."""
+    """One decision: the steps that jobs can take, and the schedule that follows from the steps taken."""
 
     def __init__(self, cluster: ClusterView, jobs: Sequence[JobView], now: float) -> None:
         self.cluster = cluster
@@ -283,8 +283,8 @@ class Game:
         self.steps: GrowthSteps = build_steps(cluster, self.mobile, self.gpus, now)
 
     def schedule(self, taken: Ints) -> Schedule:
-        """Return the schedule after the steps `taken` (J,), made so that it has room. A job without a step is
-        parked."""
+        """Return the schedule after `taken` steps (J,), with sizes reduced if they do not fit on the nodes. Jobs
+        without a step are parked."""
         counts = gpus_after(self.steps, taken)
         wanted = {job.job_id: int(n) for job, n in zip(self.mobile, counts, strict=True)}
         return build_schedule(self.cluster, self.jobs, self.fixed, self.steps.tables, wanted, reason("network"))

@@ -1,18 +1,17 @@
-"""Effective elastic scaling: sizes and batches of the largest total speed-up, by dynamic programming.
+"""Effective elastic scaling: chooses the sizes and batches with the largest total speed-up, by dynamic programming.
 
 Saxena et al., "Effective Elastic Scaling of Deep Learning Workloads", MASCOTS 2020, arXiv 2006.13878. Taken from there:
 
-- A job has a best batch at each number of GPUs. Its scaling factor there is its rate, relative to its rate on its
+- At each number of GPUs a job uses its best batch. Its scaling factor is its rate there, divided by its rate on its
   smallest number of GPUs.
-- The optimizer maximises the sum of scaling factors, where each job of the round has at least its smallest number. It
-  is a dynamic program over jobs and GPUs: best(j, G) = max over k of best(j - 1, G - k) + factor(j, k).
-- The autoscaler never stops running jobs. A new job takes part if the smallest numbers of all jobs fit together, and
-  otherwise waits. All jobs are rescaled at intervals (`interval_s`). In between, waiting jobs get free GPUs by the same
-  program.
+- The sum of scaling factors is maximised, and each admitted job gets at least its smallest number of GPUs. The dynamic
+  program over jobs and GPUs is best(j, G) = max over k of best(j - 1, G - k) + factor(j, k).
+- Running jobs are never stopped. A new job is admitted if the smallest numbers of all jobs fit together, otherwise it
+  waits. All jobs are rescaled every `interval_s` seconds. In between, waiting jobs get free GPUs by the same program.
 
 Differences: the paper assumes equal accuracy for all batches in the user's range, so its rate is the throughput. Here
-the rate is the goodput, which counts a larger batch by its statistical efficiency. With throughput the policy would be
-worse. A job that keeps its size stays on its nodes.
+the rate is the goodput, which accounts for the lower statistical efficiency of larger batches. With throughput the
+policy would do worse. A job that keeps its size keeps its nodes.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from slurm_ones.policy.contract import ClusterView, Floats, Ints, JobView, Sched
 from slurm_ones.policy.tables import Tables, build_tables
 
 STICKINESS = 1e-9
-"""Amount added to the scaling factor of a job's present size, so that a tie keeps this size."""
+"""Relative bonus on the scaling factor of a job's present size, so that the job keeps this size on a tie."""
 
 
 @dataclass(frozen=True)
@@ -36,15 +35,15 @@ class EesOptions:
     """Options of effective elastic scaling."""
 
     interval_s: float = 0.0
-    """Shortest time, in seconds, between two rescalings of running jobs; 0 to rescale in every decision. The authors
-    wait for minutes, which means fewer resizes. If a resize costs half a minute, the mean JCT is better with 0."""
+    """Shortest time, in seconds, between two rescalings of running jobs; 0 rescales in every decision. The authors wait
+    for minutes, to resize less often. If a resize pauses a job for half a minute, 0 gives a better mean JCT."""
 
     def __post_init__(self) -> None:
         check_options(self, {}, {})
 
 
 class Ees:
-    """Effective elastic scaling. It remembers when it last rescaled running jobs."""
+    """Effective elastic scaling. It remembers the time of the last rescaling."""
 
     name = "ees"
     options_type = EesOptions
@@ -74,8 +73,8 @@ class Ees:
 
 
 def scaling_factors(tables: Tables) -> Floats:
-    """Return the goodput (J, U) at each size, relative to that at the job's smallest size; -inf at a size not
-    allowed."""
+    """Return the scaling factors (J, U): the goodput at each size divided by the goodput at the job's smallest size.
+    They are -inf at sizes that are not allowed."""
     least = tables.goodput[np.arange(len(tables.jobs)), tables.allowed.argmax(axis=1)]
     factors = tables.goodput / np.where(least > 0, least, 1.0)[:, None]
     current = np.arange(len(tables.sizes)) == tables.current[:, None]
@@ -83,11 +82,11 @@ def scaling_factors(tables: Tables) -> Floats:
 
 
 def allot(sizes: Ints, factors: Floats, free: int) -> tuple[Ints, float]:
-    """Return each job's column (J,), chosen so that the sum of factors is largest, and this sum.
+    """Return the column (J,) of each job's size with the largest sum of factors, and this sum.
 
-    `factors` (J, U) at the `sizes` (U,) are -inf at a size that the job cannot have. Jobs are admitted in order. A job
-    gets column 0 if its smallest size does not fit together with the smallest sizes of jobs admitted before. The time
-    is O(J·U·`free`), vectorised over GPUs.
+    `factors` (J, U) at the `sizes` (U,) are -inf at sizes that the job cannot have. Jobs are admitted in order. A job
+    is not admitted, and gets column 0, if its smallest size and those of the jobs admitted before do not fit together.
+    The time is O(J·U·`free`), vectorised over GPUs.
     """
     columns = np.zeros(len(factors), dtype=np.int64)
     admitted, needed = [], 0

@@ -1,21 +1,21 @@
-"""ElasticFlow: admits jobs whose deadlines can be met. Each gets the fewest GPUs for its deadline, then a part of the
-rest.
+"""ElasticFlow: admits jobs whose deadlines can be met. Each job gets the fewest GPUs that meet its deadline, then a
+part of the remaining GPUs.
 
 Gu et al., "ElasticFlow: An Elastic Serverless Training Platform for Distributed Deep Learning", ASPLOS 2023. Our
 sources are its abstract, other authors' accounts of §4 and the released scheduler, not the paper itself. Taken from
 there:
 
-- Admission: in order of deadlines each job gets its minimum satisfactory share (`policy.timeline`). A new job is
-  admitted if it and all jobs admitted before it then end in time.
-- Allocation: every admitted job gets its share. The remaining GPUs are given one size at a time, to the job whose
-  GPU-seconds grow least for each added GPU. Jobs without any GPU come first. This ends when no job becomes faster.
+- Admission: in order of deadlines, each job is given its minimum satisfactory share, the fewest GPUs with which it ends
+  in time (`policy.timeline`). A new job is admitted if it and all jobs admitted before it end in time.
+- Allocation: every admitted job gets its share. With the remaining GPUs, jobs grow to their next size one at a time.
+  The next is the job whose total GPU-seconds rise least per added GPU. Jobs without GPUs come first.
 - Sizes are powers of two within a node, and powers of two of whole nodes. The global batch is the user's.
 - Running jobs may be stopped.
 
-Differences because of Slurm: ElasticFlow drops a job that it does not admit. Here the job runs on remaining GPUs like
-jobs without a deadline; the released code treats both alike. A job's remaining work and speed are the caller's
-predictions, taken as certain. ElasticFlow's buddy allocation migrates jobs to avoid fragmentation. Here a job that
-keeps its size keeps its nodes, so other jobs may find no room. An admitted job stays admitted (`JobView.promised`).
+Differences because of Slurm: ElasticFlow drops a job that it does not admit. Here such a job runs on remaining GPUs,
+like a job without a deadline. A job's remaining work and speed are predictions by the caller, which are taken as exact.
+ElasticFlow's buddy allocation migrates jobs to avoid fragmentation. Here a job that keeps its size keeps its nodes, so
+another job may not find enough free GPUs on a node. An admitted job stays admitted (`JobView.promised`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from slurm_ones.policy.timeline import Filled, FreeTimeline, SpeedCurve, admitte
 
 WHY = reason("least_gpu_time")
 NEVER = 1e12
-"""Seconds to the deadline of a job that has none."""
+"""Seconds to the deadline of a job without a deadline."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,8 @@ class ElasticFlowOptions:
     """Options of ElasticFlow."""
 
     slot_s: float = 60.0
-    """Seconds from one decision to the next, for which remaining GPUs are given; the authors' value."""
+    """Expected seconds from one decision to the next, for which remaining GPUs are given out. The default is the
+    authors'."""
 
     def __post_init__(self) -> None:
         if not 0 < self.slot_s < float("inf"):
@@ -49,7 +50,7 @@ class ElasticFlowOptions:
 
 
 class ElasticFlow:
-    """ElasticFlow (ASPLOS 2023). It keeps no state, since `JobView.promised` says which jobs were admitted."""
+    """ElasticFlow (ASPLOS 2023). It has no state: `JobView.promised` shows which jobs were admitted before."""
 
     name = "elasticflow"
     options_type = ElasticFlowOptions
@@ -80,7 +81,7 @@ class ElasticFlow:
     def _wanted(
         self, timeline: FreeTimeline, curves: Sequence[SpeedCurve], promised: Sequence[int], mobile: Sequence[JobView]
     ) -> Mapping[int, int]:
-        """Return the GPUs that each job is to have now, by job id, admitted jobs first."""
+        """Return the GPUs that each job gets now, by job id, admitted jobs first."""
         shares = dict(zip(promised, filled(timeline, [curves[j] for j in promised]), strict=True))
         gpus = {j: int(shares[j].gpus[0]) if j in shares else 0 for j in range(len(mobile))}
         left = int(timeline.free[0]) - sum(gpus.values())
@@ -132,8 +133,7 @@ def _next(curve: SpeedCurve, gpus: int) -> int:
 
 
 def _marginal(idle: FreeTimeline, curve: SpeedCurve, gpus: int, share: Filled | None) -> float:
-    """Return by how much a job's GPU-seconds grow, for each added GPU, at its next larger size; 0 if it has no larger
-    size."""
+    """Return the rise of a job's total GPU-seconds per added GPU at its next larger size; 0 if there is none."""
     size = _next(curve, gpus)
     if not size:
         return 0.0

@@ -1,17 +1,17 @@
-"""Gavel: rigid jobs share GPUs of several kinds over time, by their speeds on each kind.
+"""Gavel: rigid jobs take turns on GPUs of several kinds, according to their speeds on each kind.
 
 Narayanan et al., "Heterogeneity-Aware Cluster Scheduling Policies for Deep Learning Workloads", OSDI 2020. Our sources
 are the abstract, the talk's outline and summaries of the public code, not the paper itself. Taken from there:
 
-- An allocation X: job j has its GPUs of kind k for the fraction X_jk of the time. The effective throughput of a job is
-  Σ_k X_jk T_jk. The fractions of a job sum to at most 1, and no kind has more GPUs in use than there are.
-- The objective: `max_min` maximises the least effective throughput, relative to that of an equal share of every kind.
-  `max_sum` maximises the sum of these relative throughputs.
-- Rounds: a job's priority on a kind is X_jk, divided by the fraction of rounds in which it has had this kind. Jobs get
-  their GPUs in order of priority.
+- An allocation X: job j runs on GPUs of kind k for the fraction X_jk of the time. The effective throughput of a job is
+  Σ_k X_jk T_jk. The fractions of a job sum to at most 1. On average no kind has more GPUs in use than the cluster has.
+- The objective: A job's effective throughput is divided by its throughput with equal time on every kind. `max_min`
+  maximises the least of these relative throughputs, `max_sum` their sum.
+- Rounds: a job's priority on a kind is X_jk divided by the fraction of rounds in which it has had this kind. In each
+  round jobs get GPUs in order of priority.
 
-Differences: a job has its requested size and batch, and T_jk is its goodput with them. With `max_min`, GPUs that are
-left over are given so that the sum is largest. Two jobs never share one GPU.
+Differences: a job always has its requested size and batch, and T_jk is its goodput with them. With `max_min`, GPUs that
+do not raise the minimum are given so that the sum is largest. Two jobs never share one GPU.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from slurm_ones.policy.tables import build_tables, predict, requested_allocation
 
 Objective = Literal["max_min", "max_sum"]
 LEFT_OVER = 1e-3
-"""Weight of the second term in the objective, the sum of throughputs; the first term is their minimum. It is small, and
-serves to use GPUs that are left over."""
+"""Weight of the sum of relative throughputs in the objective of `max_min`. It is small, so that the minimum decides and
+the sum only distributes GPUs that are left over."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class GavelOptions:
     """Options of Gavel."""
 
     objective: Objective = "max_min"
-    """Objective that is maximised: the minimum of the jobs' relative throughputs, or their sum."""
+    """Objective to maximise: the minimum of the jobs' relative throughputs, or their sum."""
 
     def __post_init__(self) -> None:
         if self.objective not in get_args(Objective):
@@ -50,7 +50,7 @@ class GavelOptions:
 
 
 class Gavel:
-    """Gavel (OSDI 2020). It remembers in how many rounds each job has had each kind of GPU."""
+    """Gavel (OSDI 2020). It remembers how many rounds each job has had on each kind of GPU."""
 
     name = "gavel"
     options_type = GavelOptions
@@ -84,8 +84,8 @@ class Gavel:
     def _round(
         self, cluster: ClusterView, jobs: Sequence[JobView], gpus: Ints, speeds: Floats, shares: Floats, there: Ints
     ) -> dict[int, tuple[str, int]]:
-        """Return the kind and GPUs of each job that runs in this round, by job id. Jobs of higher priority choose
-        first."""
+        """Return kind and GPUs of each job that runs in this round, by job id. GPUs are given out in order of
+        priority."""
         owed = defaultdict(float)
         for j, job in enumerate(jobs):
             for k, kind in enumerate(cluster.kinds):
@@ -102,8 +102,8 @@ class Gavel:
 
 
 def _speeds(cluster: ClusterView, jobs: Sequence[JobView]) -> tuple[Ints, Floats]:
-    """Return two (J, K) arrays: the GPUs that each job asks for on each kind, and its goodput there. Both are 0 if the
-    kind has too few GPUs."""
+    """Return two (J, K) arrays: each job's requested GPUs on each kind, and its goodput on them. Both are 0 if the kind
+    has too few GPUs."""
     gpus = np.zeros((len(jobs), len(cluster.kinds)), dtype=np.int64)
     speeds = np.zeros(gpus.shape)
     for k, kind in enumerate(cluster.kinds):
@@ -118,8 +118,11 @@ def _speeds(cluster: ClusterView, jobs: Sequence[JobView]) -> tuple[Ints, Floats
 
 
 def allocate(gpus: Ints, speeds: Floats, there: Ints, objective: Objective) -> Floats:
-    """Return X (J, K), the fraction of time for which each job has each kind. `gpus` and `speeds` (J, K) are the job's
-    GPUs and goodput there; `there` (K,) is the number of GPUs of each kind."""
+    """Return X (J, K), the fraction of time that each job is to run on each kind.
+
+    `gpus` and `speeds` (J, K) are the job's GPUs and goodput on the kind; `there` (K,) is the number of GPUs of the
+    kind.
+    """
     jobs, kinds = gpus.shape
     if not jobs or not kinds:
         return np.zeros((jobs, kinds))

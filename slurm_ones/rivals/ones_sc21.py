@@ -2,14 +2,14 @@
 
 This is the baseline and must not be improved. It differs from the paper only as a real Slurm requires:
 
-1. Sizes are those that Slurm can give, a part of a node or whole nodes (`policy.shapes`). A candidate counts only if it
-   has room on the nodes. Unchanged jobs stay on their nodes, since Slurm does not move them. If shapes need not be
-   uniform, any number of GPUs is a size, as in the paper.
+1. Sizes are those that Slurm can allocate, a part of a node or whole nodes (`policy.shapes`). A candidate must fit on
+   the nodes. Unchanged jobs stay on their nodes, since Slurm does not move them. On a cluster that allows different
+   numbers of GPUs on a job's nodes, any number of GPUs is a size, as in the paper.
 2. A new job's first limit is 1 GPU, as in the paper, or its smallest size if it cannot run on one.
-3. Jobs that must keep their shape take no part: their GPUs are not in the search space (`Space`).
-4. While the best candidate may not be deployed, no running job is changed. Idle GPUs go to waiting jobs, in the paper's
-   order of filling, because Slurm would start these jobs anyway.
-5. The number of samples that a job has used is its progress in samples of its base batch (`JobView.samples`).
+3. Fixed jobs and their GPUs are not in the search space (`Space`).
+4. As long as the best candidate may not be deployed, no running job is changed. Waiting jobs get idle GPUs, in the
+   paper's order of filling, because Slurm would start these jobs anyway.
+5. The paper's number of samples used is here the job's progress in samples of its base batch (`JobView.samples`).
 
 A job that the deployed candidate leaves out is checkpointed and parked, as in the paper.
 """
@@ -39,44 +39,44 @@ from slurm_ones.policy.shapes import shape_of
 from slurm_ones.policy.tables import Tables, build_tables, within
 
 LARGEST = 1e15
-"""Largest number of samples of a job; also of its α and β."""
+"""Largest number of samples used, and largest α and β, of a job. Larger values are reduced to it."""
 LEAST_PROGRESS = 1e-3
-"""Smallest ρ that is drawn. A draw near 0 would dominate the scores of a whole generation."""
+"""Smallest random ρ. A ρ near 0 would dominate the scores of a whole generation."""
 
 
 @dataclass(frozen=True)
 class Space:
-    """Search space of a decision: the jobs that may change or start, in order of arrival, with their sizes."""
+    """Search space of a decision: the jobs that may be changed or started, in order of arrival, with their sizes."""
 
     cluster: ClusterView
     tables: Tables
     """Sizes, batches (in proportion to the GPUs, ONES §3.3) and speeds of these jobs."""
     fixed: Mapping[int, Reason]
-    """Reason why each job outside the space keeps its GPUs or waits, by job id."""
+    """Reason why a job outside the search space keeps its GPUs or waits, by job id."""
     waiting_fixed: int
 
     free: Ints
     """(N,) GPUs of each node that no fixed job holds."""
     held: Ints
-    """(E, 3) rows of job, node and number of GPUs, for all GPUs that the jobs hold now."""
+    """(E, 3) rows of job, node and number of GPUs, for all GPUs that jobs of the space hold now."""
     slots: Ints
-    """(GPUs,) job that holds each GPU now, in order of nodes; J if the GPU is idle."""
+    """(GPUs,) index of the job that holds each GPU now, in order of nodes; J if the GPU is idle."""
     ordinal: Ints
-    """(GPUs,) position of each GPU among the GPUs of its job, from 0."""
+    """(GPUs,) number of earlier GPUs that the job of this GPU holds."""
     current: Ints
     """(J,) GPUs that each job holds now; 0 for a waiting job."""
     smallest: Ints
-    """(J,) smallest size of each job, including its present one; 0 if this cluster has none of its sizes."""
+    """(J,) smallest size of each job, which may be its present one; 0 if this cluster has none of its sizes."""
     below: Ints
-    """(J, U) largest size of each job that is not above the size of column U; 0 if there is none."""
+    """(J, U) each job's largest size that is at most the size of column U; 0 if there is none."""
     column: Ints
-    """(GPUs + 1,) column of the largest size that is not above each number of GPUs."""
+    """(GPUs + 1,) column of the largest size that is at most each number of GPUs."""
 
     samples: Floats
-    """(J,) samples that each job has used."""
+    """(J,) progress of each job in samples of its base batch."""
     alpha: Floats
     beta: Floats
-    """(J,) second parameter of the Beta distribution of ρ, the completed fraction of each job. `alpha` is the first."""
+    """(J,) β of each job's completed fraction ρ, which is distributed as Beta(α, β). `alpha` is α."""
 
     @property
     def jobs(self) -> tuple[JobView, ...]:
@@ -88,7 +88,7 @@ class Space:
         return self.current > 0
 
     def largest(self, bound: Ints) -> Ints:
-        """Return each job's largest size that is not above `bound` (…, J); 0 if there is none."""
+        """Return each job's largest size that is at most `bound` (…, J); 0 if there is none."""
         return self.below[np.arange(len(self.jobs)), self.column[np.minimum(bound, len(self.column) - 1)]]
 
     def speed(self, counts: Ints) -> Floats:
@@ -96,7 +96,8 @@ class Space:
         return self.tables.speed[np.arange(len(self.jobs)), self.column[counts]]
 
     def allocation(self, j: int, gpus: int) -> Allocation:
-        """Return the allocation of job j with `gpus` GPUs. If this is its present size, its present shape stays."""
+        """Return the allocation of job j with `gpus` GPUs. The job keeps its shape if this is its present number of
+        GPUs."""
         job = self.jobs[j]
         kept = job.shape if gpus == self.current[j] else None
         shape = kept or shape_of(self.cluster, gpus)
@@ -105,7 +106,7 @@ class Space:
 
 
 def build(cluster: ClusterView, jobs: Sequence[JobView], fixed: Mapping[int, Reason]) -> Space:
-    """Build the search space of one decision. Jobs named in `fixed` take no part."""
+    """Build the search space of one decision, without the jobs in `fixed`."""
     mobile = mobile_jobs(jobs, fixed)
     tables = build_tables(cluster, mobile, "scaled")
     free, held = free_after_fixed(cluster, jobs, fixed), held_gpus(cluster, mobile)
@@ -140,7 +141,7 @@ def _slots(on_node: Ints, free: Ints) -> Ints:
 
 
 def _ordinal(slots: Ints, jobs: int) -> Ints:
-    """Return for each GPU how many earlier GPUs have the same job."""
+    """Return, for each GPU, the number of earlier GPUs that the same job holds."""
     order = np.argsort(slots, kind="stable")
     first = np.cumsum(np.bincount(slots, minlength=jobs + 1)) - np.bincount(slots, minlength=jobs + 1)
     ordinal = np.empty(len(slots), dtype=np.int64)
@@ -149,8 +150,11 @@ def _ordinal(slots: Ints, jobs: int) -> Ints:
 
 
 def genes(space: Space, counts: Ints) -> Ints:
-    """Return the genomes (K, GPUs) of candidates with GPU counts (K, J). As few occupied GPUs as possible change their
-    job. A job keeps GPUs that it holds, up to its count. Its additional GPUs lie together among the others."""
+    """Return the genomes (K, GPUs) of candidates with GPU counts (K, J): for each GPU the index of its job, J if idle.
+
+    As few GPUs as possible change their job. A job keeps GPUs that it holds, up to its count. The GPUs that it gains
+    are consecutive among those that are not kept.
+    """
     candidates, jobs = counts.shape
     bound = np.concatenate([counts, np.zeros((candidates, 1), dtype=np.int64)], axis=1)
     kept = space.ordinal < bound[:, space.slots]
@@ -163,22 +167,23 @@ def genes(space: Space, counts: Ints) -> Ints:
 
 
 def gpus_of_jobs(space: Space, population: Ints) -> Ints:
-    """Return the number of GPUs (K, J) that each genome of a population gives each job."""
+    """Return the GPU counts (K, J) of a population of genomes (K, GPUs)."""
     candidates, wide = len(population), len(space.jobs) + 1
     flat = population + wide * np.arange(candidates)[:, None]
     return np.bincount(flat.ravel(), minlength=candidates * wide).reshape(candidates, wide)[:, :-1]
 
 
 def sample_progress(space: Space, rng: np.random.Generator) -> Floats:
-    """Return a random ρ (J,) of each job, drawn from its Beta distribution."""
+    """Draw a ρ (J,) for each job from its Beta distribution."""
     return np.clip(np.nan_to_num(rng.beta(space.alpha, space.beta), nan=0.5), LEAST_PROGRESS, 1.0)
 
 
 def remaining_utilisation(space: Space, counts: Ints, rho: Floats) -> Floats:
-    """Return the remaining GPU-seconds (K,) of each candidate (K, J): Σ_j n_j · Y_j · (1/ρ_j − 1) / X_j(n_j).
+    """Return the score (K,) of each candidate (K, J), its remaining GPU-seconds: Σ_j n_j · Y_j · (1/ρ_j − 1) /
+    X_j(n_j).
 
     Y are the samples used, X the samples/s. A job without GPUs costs nothing, and neither does a job that has not
-    begun. So this score prefers empty schedules. Only the filling of idle GPUs prevents them.
+    begun. So the score prefers empty schedules, which only the filling of idle GPUs prevents.
     """
     speed = space.tables.speed
     per_sample = np.divide(space.tables.sizes, speed, out=np.zeros_like(speed), where=speed > 0)
@@ -188,11 +193,12 @@ def remaining_utilisation(space: Space, counts: Ints, rho: Floats) -> Floats:
 
 
 def place_counts(space: Space, wanted: Ints) -> tuple[Ints, Ints]:
-    """Return counts (K, J) near `wanted` that have room on the nodes, and the number of nodes with 0 to P free GPUs (K,
-    P + 1).
+    """Return GPU counts (K, J) near `wanted` that fit on the nodes, and the number of nodes with 0 to P free GPUs (K, P
+    + 1).
 
-    Unchanged jobs keep their nodes. The others are placed on the fullest nodes that have room, the largest job first. A
-    job without room gets fewer GPUs, possibly 0. A running job that was to grow and has no room stays as it is.
+    Unchanged jobs keep their nodes. The other jobs are placed on the fullest nodes with enough free GPUs, the largest
+    job first. A job that does not fit gets fewer GPUs, possibly 0. A running job that was to grow and does not fit
+    stays as it is.
     """
     counts, free, cannot_grow = _place(space, wanted)
     wanted, rows, again = wanted.copy(), cannot_grow.any(axis=1), 0
@@ -207,8 +213,8 @@ def place_counts(space: Space, wanted: Ints) -> tuple[Ints, Ints]:
 
 
 def _place(space: Space, wanted: Ints) -> tuple[Ints, Ints, Bools]:
-    """Place the counts as `place_counts` does, except that a job which cannot grow may shrink. Also return those jobs
-    (K, J)."""
+    """Place jobs as `place_counts` does, except that a job which cannot grow may lose GPUs. Also return True for such
+    jobs (K, J)."""
     per_node = space.cluster.gpus_per_node
     same = wanted == space.current
     job, node, gpus = space.held.T
@@ -233,7 +239,7 @@ def _place(space: Space, wanted: Ints) -> tuple[Ints, Ints, Bools]:
 
 
 def _whole_nodes(space: Space, moving: Ints, counts: Ints, free: Ints, per_node: int) -> None:
-    """Place jobs that take at least one node, the largest first. A job without room gets a smaller size in `moving`."""
+    """Place jobs on whole nodes, the largest first. A job that does not fit gets a smaller size in `moving`."""
     large = (moving >= per_node) & (per_node > 0)
     while large.any():
         order = np.argsort(np.where(large, -moving, 1), axis=1, kind="stable")
@@ -253,8 +259,11 @@ def _whole_nodes(space: Space, moving: Ints, counts: Ints, free: Ints, per_node:
 
 
 def offer_rest(space: Space, counts: Ints, free: Ints, limit: Ints, order: Ints) -> Ints:
-    """Return the counts (K, J) after the GPUs that are left have been offered to jobs without any, in `order` (J,),
-    each up to its `limit` (J,). A running job is not offered its old size, since other jobs have taken those GPUs."""
+    """Return the counts (K, J) after jobs without GPUs were offered the free GPUs, in `order` (J,), each up to its
+    `limit` (J,).
+
+    A running job that lost its GPUs does not get its old size back, since other jobs have taken its GPUs.
+    """
     counts, free, per_node = counts.copy(), free.copy(), space.cluster.gpus_per_node
     blocks = np.arange(per_node + 1)
     while True:
@@ -276,10 +285,10 @@ def offer_rest(space: Space, counts: Ints, free: Ints, limit: Ints, order: Ints)
 
 
 def refresh(space: Space, remembered: Ints, limit: Ints) -> Ints:
-    """Return the counts (K, J) of a remembered population, reduced to the limits (J,), to sizes, and to the cluster's
-    GPUs.
+    """Return a remembered population's counts (K, J), reduced to the limits (J,), to allowed sizes, and to the
+    cluster's GPUs.
 
-    If there are too few GPUs, later jobs get 0. The caller has removed finished jobs before.
+    If there are too few GPUs, later jobs get 0. The caller has already removed finished jobs.
     """
     counts = space.largest(np.minimum(remembered, limit))
     fits = np.cumsum(counts, axis=1) <= len(space.slots)
@@ -287,7 +296,7 @@ def refresh(space: Space, remembered: Ints, limit: Ints) -> Ints:
 
 
 def mutate(parents: Ints, removable: Bools, chance: float, rng: np.random.Generator) -> Ints:
-    """Mutate uniformly: each `removable` job (J,) loses all its GPUs with probability `chance`."""
+    """Mutate genomes uniformly: each `removable` job (J,) loses all its GPUs with probability `chance`."""
     jobs = len(removable)
     gone = np.zeros((len(parents), jobs + 1), dtype=np.bool_)  # the last column counts idle GPUs
     gone[:, :jobs] = (rng.random((len(parents), jobs)) < chance) & removable
@@ -295,8 +304,8 @@ def mutate(parents: Ints, removable: Bools, chance: float, rng: np.random.Genera
 
 
 def fill_and_place(space: Space, wanted: Ints, limit: Ints, order: Ints) -> Ints:
-    """Return counts (K, J) near `wanted`: first idle GPUs are given away, then jobs are placed, then remaining GPUs are
-    given away."""
+    """Return counts (K, J) near `wanted`: jobs get idle GPUs (`fill`), are placed on nodes, then get GPUs that remain
+    (`offer_rest`)."""
     counts = fill(space, space.largest(np.minimum(wanted, limit)), limit, order)
     if not space.cluster.uniform:
         return counts
@@ -305,10 +314,9 @@ def fill_and_place(space: Space, wanted: Ints, limit: Ints, order: Ints) -> Ints
 
 
 def fill(space: Space, counts: Ints, limit: Ints, order: Ints) -> Ints:
-    """Return the counts (K, J) after idle GPUs are given to jobs in `order` (J,), to each up to its `limit` (J,) (ONES
-    §3.2).
+    """Return the counts (K, J) after jobs got idle GPUs in `order` (J,), each up to its `limit` (J,) (ONES §3.2).
 
-    A round serves all jobs at once: a job gets what earlier jobs leave. GPUs that do not make up a size are offered
+    Each round serves all jobs at once; a job gets what earlier jobs leave. GPUs that do not make up a size are offered
     again in the next round.
     """
     counts = counts.copy()
@@ -324,10 +332,10 @@ def fill(space: Space, counts: Ints, limit: Ints, order: Ints) -> Ints:
 
 
 def fill_order(space: Space, rho: Floats) -> Ints:
-    """Return the order in which jobs are offered idle GPUs: new jobs by arrival, then other jobs by remaining time.
+    """Return the order in which jobs get idle GPUs: new jobs by arrival, then other jobs by remaining time.
 
-    The remaining time is that at the present size or, for a stopped job, at its smallest. It uses this generation's ρ,
-    the draw `rho` (J,).
+    The remaining time is computed from `rho` (J,), this generation's ρ, at the present size, for a stopped job at its
+    smallest size.
     """
     new = (space.samples <= 0) & ~space.running
     speed = np.maximum(space.speed(np.where(space.running, space.current, space.smallest)), 1e-9)
@@ -336,7 +344,8 @@ def fill_order(space: Space, rho: Floats) -> Ints:
 
 
 class SizeBounds:
-    """Limits R on each job's GPUs (ONES §3.3), by job id. A job that runs at its limit for a time gets a larger one.
+    """Limit R on each job's GPUs (ONES §3.3), by job id. A job that has run at its limit for some epochs gets twice the
+    limit.
 
     On Slurm a new job's first limit is 1 GPU as in the paper, or its smallest size if that is larger. If twice the
     limit is below the job's next larger size, this size becomes the limit.
@@ -348,7 +357,8 @@ class SizeBounds:
         self._remembered: dict[int, int] = {}
 
     def update(self, space: Space, jobs: Sequence[JobView]) -> Ints:
-        """Return the present limit (J,) of each job of the space. `jobs` are all jobs, the fixed ones included."""
+        """Update the limits, and return the limit (J,) of each job of the space. `jobs` are all jobs, fixed jobs
+        included."""
         total = space.cluster.gpus
         limit = np.array([self._limit(space, j, total) for j in range(len(space.jobs))], dtype=np.int64)
         self._scale_down(space, limit, jobs, total)
@@ -358,7 +368,7 @@ class SizeBounds:
         return limit
 
     def passed_over(self, space: Space, left_out: Collection[int]) -> None:
-        """Halve the limit of each stopped job that a schedule leaves out. (A stopped job has run and waits again.)"""
+        """Halve the limit of each stopped job in `left_out`, the jobs that a schedule leaves without GPUs."""
         for j, job in enumerate(space.jobs):
             if job.job_id in left_out and stopped(job):
                 self._remembered[job.job_id] = max(self._remembered[job.job_id] // 2, int(space.smallest[j]))
@@ -374,8 +384,10 @@ class SizeBounds:
 
     @staticmethod
     def _scale_down(space: Space, limit: Ints, jobs: Sequence[JobView], total: int) -> None:
-        """Reduce the largest job's limit to int(2n/(T/median + 1)), if it has half of the cluster and more GPUs than
-        the median."""
+        """Reduce the limit of the largest job, if it holds half of the cluster and has run longer than the median job.
+
+        The limit becomes int(2n / (T / median + 1)), with its GPUs n and its run time T.
+        """
         if not space.running.any():
             return
         j = int(np.argmax(space.current))
@@ -386,7 +398,7 @@ class SizeBounds:
 
 
 def stopped(job: JobView) -> bool:
-    """Tell whether the job has run before and waits again."""
+    """Tell whether the job has run before and now waits."""
     return job.shape is None and (job.samples > 0 or job.running_s > 0)
 
 
@@ -400,26 +412,25 @@ class OnesSc21Options:
     population: int = 16
     """Number of candidates kept from each generation (K)."""
     generations: int = 30
-    """Number of generations in each decision. The population is kept between decisions: all of them are one endless
-    search, as in the paper."""
+    """Number of generations in each decision. The next decision continues with the last population, as in the paper."""
     mutation: float = 0.3
     """Probability that a mutation takes all GPUs from a job."""
     epochs_before_removal: int = 2
-    """Number of epochs that a job must have done before a mutation may take its GPUs."""
+    """Number of epochs that a job must have trained before a mutation may take its GPUs."""
     epochs_before_doubling: int = 2
     """Number of epochs that a job must run at its limit before the limit is doubled."""
     cap_over_request: float = 4.0
     """Largest number of GPUs of a job, as a multiple of what its user asked for."""
     min_epochs_since_change: int = 1
-    """Number of epochs that each changed running job must have done since its last change, before a schedule is
-    deployed."""
+    """Number of epochs that a running job must have trained since its last change before a schedule may change it
+    again."""
 
     def __post_init__(self) -> None:
         check_options(self, LEAST, {"mutation": 1})
 
 
 class OnesSc21:
-    """ONES as published. It remembers its population and the jobs' limits by job id."""
+    """ONES as published. It remembers its population, and the limit of each job."""
 
     name = "ones-sc21"
     options_type = OnesSc21Options
@@ -429,7 +440,8 @@ class OnesSc21:
         self._limits = SizeBounds(self.options.epochs_before_doubling, self.options.cap_over_request)
         self._known: dict[int, int] = {}
         self._population = np.zeros((self.options.population, 0), dtype=np.int64)
-        """(K, jobs of the last decision) GPUs of each job. `_known` gives each job's column by its id."""
+        """(K, J) GPUs of each job in each candidate, for the jobs of the last decision. `_known` has a job's column by
+        its id."""
 
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
         space = build(cluster, jobs, fixed_jobs(cluster, jobs))
@@ -451,7 +463,7 @@ class OnesSc21:
         return Schedule(allocations, explain(space, jobs, chosen, best, settled), cost, parked)
 
     def _search(self, space: Space, limit: Ints, rng: np.random.Generator) -> tuple[Ints, float]:
-        """Return the GPU counts (J,) of the best candidate after all generations, with its score."""
+        """Return the GPU counts (J,) of the best candidate after all generations, and its score."""
         options = self.options
         done = [job.epochs >= options.epochs_before_removal for job in space.jobs]
         removable = np.array(done, dtype=np.bool_)
@@ -476,7 +488,7 @@ class OnesSc21:
         return counts[best], float(costs[best])
 
     def _recalled(self, space: Space) -> Ints:
-        """Return the remembered population as counts (K, J) of the present jobs. The first candidate is the present
+        """Return the remembered population as counts (K, J) of the present jobs. Its first candidate is the present
         allocation."""
         recalled = np.tile(space.current, (self.options.population, 1))
         for j, job in enumerate(space.jobs):
@@ -486,10 +498,10 @@ class OnesSc21:
 
 
 def deploy(space: Space, limit: Ints, best: Ints, min_epochs: int) -> Ints:
-    """Return the best candidate's counts (J,), if all running jobs that it changes have done `min_epochs` since their
-    last change.
+    """Return the counts (J,) to carry out: those of the best candidate, if each running job that it changes has trained
+    `min_epochs` epochs since its last change.
 
-    Otherwise running jobs keep their GPUs, and waiting jobs start on idle ones, up to their limits (J,).
+    Otherwise running jobs keep their GPUs, and waiting jobs start on idle GPUs, up to their limits (J,).
     """
     settled = np.array([job.epochs_since_change >= min_epochs for job in space.jobs], dtype=np.bool_)
     if (settled | ~space.running | (best == space.current)).all():
@@ -503,8 +515,8 @@ def deploy(space: Space, limit: Ints, best: Ints, min_epochs: int) -> Ints:
 def explain(space: Space, jobs: Sequence[JobView], chosen: Ints, best: Ints, min_epochs: int) -> dict[int, Reason]:
     """Return the reason for each job's allocation, by job id.
 
-    `chosen` (J,) are the counts that are deployed, `best` (J,) those of the best candidate. They differ as long as some
-    job that the best candidate changes has done fewer than `min_epochs` at its size.
+    `chosen` (J,) are the counts that are carried out, `best` (J,) those of the best candidate. They differ if the best
+    candidate may not be deployed yet.
     """
     reasons = {job.job_id: space.fixed[job.job_id] for job in jobs if job.job_id in space.fixed}
     left_out = [j for j in range(len(space.jobs)) if not space.current[j] and not chosen[j]]

@@ -1,17 +1,18 @@
-"""Optimus: each further GPU goes to the job whose remaining time falls most (Peng et al., EuroSys 2018, §3-4.1).
+"""Optimus: each GPU goes to the job whose remaining time it shortens most (Peng et al., EuroSys 2018, §3-4.1).
 
-Every job gets one worker, in order of arrival. Each further GPU then goes to the job whose predicted completion time
-falls most, until no completion time falls or no GPU is left. A job's remaining epochs come from its loss curve (§3.1,
+Every job gets one worker, in order of arrival. Each further GPU goes to the job whose predicted completion time it
+shortens most, until no GPU shortens one or no GPU is left. A job's remaining epochs come from its loss curve (§3.1,
 `LossCurve`) if it has reported enough losses, otherwise from the progress model. The speed at each size comes from the
 caller's throughput model, not from the paper's model of parameter servers (§3.2). Each job keeps the batch that its
 user asked for.
 
-Jobs are re-allocated every `interval_s`, ten minutes by default as in §6, since each change is a restart. In between,
-running jobs keep their size, and waiting jobs start at their smallest size if GPUs are free. Pollux's study (OSDI 2021,
-§5) re-allocates every minute and gives Optimus the true remaining steps: `interval_s=0, told=True`.
+Running jobs are changed only every `interval_s` seconds, ten minutes by default as in §6, since each change is a
+restart. In between, running jobs keep their size, and waiting jobs start at their smallest size if GPUs are free.
+Pollux's study (OSDI 2021, §5) re-allocates every minute and gives Optimus the true remaining steps: `interval_s=0,
+told=True`.
 
-The placement of parameter servers (§4.2) is left out. On Slurm a job may grow by several GPUs at once, to its next
-size; what that saves is divided by the number of GPUs.
+The placement of parameter servers (§4.2) is left out. On Slurm a job may have to grow by several GPUs at once, to its
+next size. The time that this saves is divided by the number of these GPUs.
 """
 
 from __future__ import annotations
@@ -29,30 +30,30 @@ from slurm_ones.policy.contract import ClusterView, Floats, JobView, Schedule, c
 from slurm_ones.policy.tables import LONGEST, Tables, build_tables, to_come
 
 Losses = tuple[tuple[float, float], ...]
-"""Losses that a job reported, in order, as pairs (epochs done, loss)."""
+"""Losses that a job reported, in order of time, as pairs (epochs done, loss)."""
 
 ENOUGH = 5
 """Fewest reported losses for a fit."""
 MOST = 64
-"""Largest number of losses in a fit; if there are more, evenly spread ones are used."""
+"""Largest number of losses in a fit. Of more losses, this many are used, evenly spread."""
 FLOORS = 24
-"""Number of values of the floor, the final loss, that a fit tries."""
+"""Number of values for the floor, the loss after infinitely many epochs, that a fit tries."""
 
 
 @dataclass(frozen=True)
 class LossCurve:
-    """Loss after k epochs, as a fraction of the largest reported loss: 1/(slope · k + offset) + floor."""
+    """Loss after k epochs, divided by the largest reported loss: 1/(slope · k + offset) + floor."""
 
     slope: float
     offset: float
     floor: float
 
     def loss(self, epochs: Floats) -> Floats:
-        """Return the loss after `epochs` epochs."""
+        """Return the predicted loss after `epochs` epochs."""
         return 1.0 / np.maximum(self.slope * epochs + self.offset, 1e-12) + self.floor
 
     def converged(self, drop: float) -> float:
-        """Return the number of epochs after which a further epoch lowers the loss by less than `drop`."""
+        """Return the number of epochs after which one more epoch lowers the loss by less than `drop`."""
         if self.slope <= 0.0:
             return 0.0
         # slope / (slope · k + offset)² is the fall of the loss in an epoch after k epochs.
@@ -60,10 +61,10 @@ class LossCurve:
 
 
 def fit(losses: Losses) -> LossCurve | None:
-    """Return the loss curve fitted to `losses`; None if fewer than `ENOUGH` of them are valid.
+    """Return the loss curve fitted to `losses`; None if fewer than `ENOUGH` losses are valid.
 
-    Outliers are removed by a running median over three losses. For each of several floors, nonnegative least squares
-    then fits slope and offset. The curve with the smallest error is returned.
+    A running median over three losses removes outliers. For each of several floors, nonnegative least squares then fits
+    slope and offset. The curve with the smallest error is returned.
     """
     points = np.array([p for p in losses if all(map(math.isfinite, p)) and p[0] >= 0 and 0 < p[1] < 1e12])
     if len(points) < ENOUGH:
@@ -81,9 +82,9 @@ def fit(losses: Losses) -> LossCurve | None:
 
 
 def _nonnegative(x: Floats, y: Floats, weight: Floats) -> tuple[Floats, Floats]:
-    """Return a, b ≥ 0, (F, 1) each, that minimise Σ weight · (a·x + b − y)² in each row of y, which is positive.
+    """Return a, b ≥ 0, (F, 1) each, that minimise Σ weight · (a·x + b − y)² for each row of y > 0.
 
-    With y = 1/l and the weight l⁴, an error in y counts as much as the error in l.
+    With y = 1/l and weight l⁴, this approximates the squared error in l.
     """
     w, wx, wxx = weight.sum(axis=1), (weight * x).sum(axis=1), (weight * x * x).sum(axis=1)
     wy, wxy = (weight * y).sum(axis=1), (weight * x * y).sum(axis=1)
@@ -103,11 +104,12 @@ class OptimusOptions:
     """Options of Optimus."""
 
     interval_s: float = 600.0
-    """Seconds between two re-allocations."""
+    """Seconds between two changes of running jobs."""
     converged: float = 0.01
-    """Fraction of its largest loss: a job is done once an epoch lowers its loss by less than this."""
+    """Threshold at which a job counts as done: one more epoch lowers its loss by less than this fraction of its largest
+    loss."""
     told: bool = False
-    """True to use the true remaining time, if a simulator gives it."""
+    """True to use the true remaining time of a job, if a simulator provides it."""
 
     def __post_init__(self) -> None:
         check_options(self, {}, {})
@@ -126,7 +128,7 @@ class Optimus:
         self.options = options
         self._last = -math.inf
         self._fits: dict[int, tuple[Losses, LossCurve | None]] = {}
-        """Last fit of each job and the losses to which it was fitted, by job id. It is used until the job reports
+        """Last fit of each job, with the losses to which it was fitted, by job id. It is used until the job reports
         another loss."""
 
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
@@ -152,8 +154,8 @@ class Optimus:
         return np.where(table.allowed, work[:, None] / np.where(table.allowed, table.goodput, 1.0), np.inf)
 
     def _work(self, job: JobView, table: Tables, j: int) -> float:
-        """Return a job's remaining progress, in samples at the base batch. It is rounded to whole epochs, so that plans
-        change less often."""
+        """Return a job's remaining progress in samples of the base batch. It is rounded up to whole epochs, so that
+        decisions change less often."""
         epoch = max(job.dataset, 1)
         at = np.flatnonzero(table.allowed[j])
         if self.options.told and not math.isnan(job.true_remaining_s) and len(at):
@@ -174,8 +176,8 @@ class Optimus:
 
 
 def _greedy(table: Tables, seconds: Floats | float, gpus: int) -> list[int]:
-    """Return each job's column, 0 for no GPUs. First each job gets its smallest size, then further GPUs go by marginal
-    gain per GPU.
+    """Return the column of each job's size, 0 for no GPUs. Each job first gets its smallest size. Further GPUs go to
+    the job that saves the most time per GPU.
 
     `table.jobs` are in order of arrival. If `seconds` are infinite, every job stays at its smallest size.
     """

@@ -1,4 +1,4 @@
-"""Policies that only rank jobs, each at the GPUs and batch that its user asked for: FIFO, SRTF, SRSF, EDF and
+"""Policies that only order jobs, each with the GPUs and batch that its user asked for: FIFO, SRTF, SRSF, EDF and
 Tiresias."""
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ class FifoOptions:
     """Options of FIFO."""
 
     backfill: bool = True
-    """True if later jobs may start while an earlier one does not fit."""
+    """True if later jobs may start while an earlier job waits for more GPUs."""
 
 
 class Fifo:
-    """First in, first out, with or without backfill, as Slurm runs rigid jobs; no job is ever interrupted.
+    """First in, first out, with or without backfill, as Slurm schedules rigid jobs; no running job is ever stopped.
 
     Backfill is that of Slurm's `sched/backfill` for jobs without time limits: a later job starts as soon as it fits,
-    and nothing is reserved for the first job in the queue. GPUs are busy, but large jobs wait for long.
+    and nothing is reserved for the first job in the queue. GPUs are well used, but large jobs wait long.
     """
 
     name = "fifo"
@@ -67,10 +67,10 @@ class Fifo:
 
 
 class Srtf:
-    """Shortest remaining time first: an ideal, since it needs to know the future.
+    """Shortest remaining time first: an ideal, since it needs the true remaining times.
 
     It minimises the mean completion time on one machine (Schrage, Operations Research 16, 1968). Tiresias (NSDI 2019)
-    was compared with it and with `Srsf`. A simulator gives the true remaining time. On a real cluster this time is
+    was compared with it and with `Srsf`. A simulator provides the true remaining time. On a real cluster it is
     predicted from the job's progress and speed.
     """
 
@@ -92,8 +92,8 @@ class Srtf:
 
 
 def remaining_seconds(cluster: ClusterView, job: JobView, asked: Allocation) -> float:
-    """Return a job's remaining seconds with the requested allocation `asked`: the true number if it is known, else a
-    prediction."""
+    """Return a job's remaining seconds with the requested allocation `asked`: the true number if a simulator provides
+    it, else a prediction."""
     if not math.isnan(job.true_remaining_s):
         return min(max(job.true_remaining_s, 0.0), LONGEST)
     gpus = np.array([asked.shape.gpus])
@@ -113,11 +113,11 @@ class Srsf(Srtf):
 
 
 class Edf(Srtf):
-    """Earliest deadline first, each job at the size that its user asked for. Jobs without a deadline follow in order of
-    submission.
+    """Earliest deadline first. Each job has the size that its user asked for, and jobs without a deadline come last, in
+    order of submission.
 
     It is optimal on one machine (Liu and Layland, Journal of the ACM 20, 1973). It is the baseline for deadlines: it
-    admits every job, resizes none and promises nothing.
+    admits every job, never resizes, and promises no deadline.
     """
 
     name = "edf"
@@ -132,7 +132,7 @@ class TiresiasOptions:
     """Options of Tiresias."""
 
     thresholds: tuple[float, ...] = (16 * 3600.0,)
-    """GPU-seconds of service, ascending. At each of these thresholds a job moves down one queue."""
+    """Attained service in GPU-seconds, ascending. At each threshold a job moves one queue down."""
 
     def __post_init__(self) -> None:
         found = self.thresholds
@@ -143,14 +143,14 @@ class TiresiasOptions:
 class Tiresias:
     """Tiresias: discretised two-dimensional least attained service (Gu et al., NSDI 2019, §3.2-3.3).
 
-    The policy does not know how long a job will run. A job's attained service is its GPUs × the seconds for which it
-    has run. At each threshold a job moves down one queue. Higher queues are served first, each in order of submission,
-    and running jobs of lower queues are interrupted for them.
+    The policy does not know how long a job will run. A job's attained service is its GPUs times the seconds that it has
+    run. At each threshold of service the job moves one queue down. Higher queues are served first, each in order of
+    submission. Running jobs of lower queues are stopped for jobs of higher ones.
 
     The settings are those of Pollux's study (OSDI 2021, §5 and its public simulator): two queues, a threshold of 16
     GPU-hours, and no promotion of starved jobs (PROMOTEKNOB off). In that simulator the lower queue is in the order in
     which jobs moved down; here every queue is in order of submission. Placement by a profile of the model is left out,
-    since Slurm places jobs. If another policy changed a job's shape, its service counts at the requested size.
+    since Slurm places jobs. A job's service is computed with its requested GPUs, even if another policy has resized it.
     """
 
     name = "tiresias"
@@ -164,6 +164,6 @@ class Tiresias:
         return allocate_in_order(cluster, jobs, order, "jobs that have had fewest GPU-seconds")
 
     def queue(self, job: JobView) -> int:
-        """Return the number of the job's queue. Queue 0 is served first."""
+        """Return the number of the job's queue, 0 for the one served first."""
         service = job.running_s * max(job.requested, 1)
         return bisect_right(self.options.thresholds, service) if math.isfinite(service) else 0

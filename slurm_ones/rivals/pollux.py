@@ -1,26 +1,27 @@
-"""Pollux: sizes and batches of highest goodput for all jobs together, by a genetic search.
+"""Pollux: a genetic search for the sizes and batches with the highest goodput over all jobs.
 
 Qiao et al., "Pollux: Co-adaptive Cluster Scheduling for Goodput-Optimized Deep Learning", OSDI 2021. Taken from there:
 
-- Goodput = throughput × statistical efficiency, at the batch that makes it highest (§3).
+- Goodput = throughput × statistical efficiency, each job with its best batch (§3).
 - The fitness is the power mean (p = -1) over jobs of the speed-up relative to the job's fair share (§4.2.1). The
   speed-up of a job that would be re-allocated is multiplied by (T - R·δ) / (T + δ): T is its age, R the number of its
-  re-allocations, δ what one costs (§4.2.2).
+  re-allocations so far, δ the seconds that one takes (§4.2.2).
 - A node has at most one job that uses several nodes, because such jobs slow each other down (§4.2.2).
-- A job has at most twice the most GPUs that it has had (§4.1), and one GPU at first.
-- The genetic search is over allocation matrices, jobs × nodes, with 100 candidates and 100 generations. It begins with
-  the last decision's population. A generation has tournament, one-point crossover over jobs, three mutations, repair.
-- The authors' public simulator gave the paper's results. Probabilities, the order of jobs (least attained service
-  first) and the second aim (NSGA-II, for diverse candidates) are taken from it.
+- A job gets at most twice the largest number of GPUs that it has had (§4.1), and one GPU at first.
+- The search is over allocation matrices (jobs × nodes), with 100 candidates and 100 generations, from the last
+  decision's population on. A generation consists of tournament, one-point crossover over jobs, three mutations and
+  repair.
+- From the authors' public simulator, which gave the paper's results: probabilities, the order of jobs (least attained
+  service first) and a second objective for diverse candidates (NSGA-II).
 
 Differences because of Slurm:
 
-- A job that keeps its size stays on its nodes and pays nothing. In Pollux every change of nodes is a re-allocation. A
-  schedule has sizes only, and Slurm chooses the nodes.
-- If shapes must be uniform, a job has a size that is a part of one node or whole nodes.
-- A first start counts like a re-allocation, as in Pollux. If two candidates then have equal fitness, the one that uses
-  more of the cluster is taken, so that a job of age 0 may start.
-- The matrices are sparse (`Rows`), so that a decision takes a fraction of the authors' 1.5 to 3 s.
+- A job that keeps its size keeps its nodes, at no cost. In Pollux every change of nodes is a re-allocation. A schedule
+  here has sizes only, and Slurm chooses the nodes.
+- If a job must have equally many GPUs on each node, its size is a part of one node or whole nodes.
+- A first start counts as a re-allocation, as in Pollux, so the start of a job of age 0 does not raise the fitness. For
+  such jobs to start, of candidates with equal fitness the one that uses more of the cluster is chosen.
+- The matrices are sparse (`Rows`), so a decision takes a fraction of the authors' 1.5 to 3 s.
 - Throughput and efficiency come from the caller's models, not from Pollux's own fit.
 """
 
@@ -46,8 +47,8 @@ _MIX = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9))
 
 @dataclass(frozen=True)
 class Rows:
-    """Sparse matrix of GPUs with R rows and a column for each node. It has E nonzero elements, in each row ascending by
-    node."""
+    """Sparse matrix of GPUs, with R rows and a column for each node. Its E nonzero elements are ascending by row, then
+    by node."""
 
     starts: Ints
     """(R + 1,) index of the first element of each row."""
@@ -73,7 +74,7 @@ class Rows:
         return sums[1:] - sums[:-1]
 
     def take(self, rows: Ints) -> Rows:
-        """Return these rows in this order."""
+        """Return the rows with these indices, in this order."""
         counts = self.counts[rows]
         starts = running_sum(counts)
         at = np.repeat(self.starts[rows] - starts[:-1], counts) + np.arange(starts[-1])
@@ -88,8 +89,8 @@ class Rows:
         )
 
     def among(self, place: Ints, row: Ints, node: Ints, gpus: Ints) -> Rows:
-        """Return the rows with new elements (F,), which are ascending by row and node. Each is inserted before the
-        element `place`."""
+        """Return the rows with F more elements, which are ascending by row and node. `place` has, for each, the index
+        of the present element before which it is inserted."""
         new = place + np.arange(len(place))
         old = np.ones(len(self.node) + len(place), dtype=np.bool_)
         old[new] = False
@@ -99,7 +100,7 @@ class Rows:
         return Rows(self.starts + running_sum(np.bincount(row, minlength=len(self.starts) - 1)), nodes, amounts)
 
     def holding(self, gpus: Ints) -> Rows:
-        """Return the rows with other GPUs (E,) for the same elements. Elements with 0 GPUs are removed."""
+        """Return the rows with new numbers of GPUs (E,) for the same elements. Elements with 0 GPUs are removed."""
         kept = gpus > 0
         if kept.all():
             return Rows(self.starts, self.node, gpus)
@@ -107,7 +108,7 @@ class Rows:
 
     @cached_property
     def digest(self) -> npt.NDArray[np.uint64]:
-        """(R,) hash of each row. Equal rows have the same hash, and different rows practically never."""
+        """(R,) hash of each row. Equal rows have equal hashes, and different rows practically never do."""
         mixed = (self.node.astype(np.uint64) << np.uint64(24)) + self.gpus.astype(np.uint64)
         for factor in _MIX:
             mixed = (mixed ^ (mixed >> np.uint64(29))) * factor
@@ -118,15 +119,14 @@ class Rows:
 
 
 def running_sum(values: npt.NDArray[np.integer[Any] | np.bool_]) -> Ints:
-    """Return the sum (V + 1,) of all values before each index."""
+    """Return the cumulative sums (V + 1,) of the values, beginning with 0."""
     sums = np.zeros(len(values) + 1, dtype=np.int64)
     np.cumsum(values, out=sums[1:])
     return sums
 
 
 def make_rows(count: int, row: Ints, node: Ints, gpus: Ints) -> Rows:
-    """Return `count` rows that consist of these elements, which may be in any order. No row has two elements for one
-    node."""
+    """Return `count` rows with these elements, given in any order. No two elements may have the same row and node."""
     width = int(node.max(initial=0)) + 1
     order = np.argsort(row * width + node)
     starts = running_sum(np.bincount(row, minlength=count))
@@ -134,10 +134,10 @@ def make_rows(count: int, row: Ints, node: Ints, gpus: Ints) -> Rows:
 
 
 def cap_groups(group: Ints, gpus: Ints, limit: Ints) -> Ints:
-    """Reduce the GPUs of each group to its `limit` in total; earlier elements are served first. Return the GPUs (E,)
-    that each element keeps.
+    """Return the GPUs (E,) that each element keeps if each group may have at most `limit` GPUs. Earlier elements of a
+    group come first.
 
-    The elements of a group follow each other. `limit` has the limit of its group for each element.
+    Elements of one group must be consecutive. `limit` holds, for each element, the limit of its group.
     """
     if not len(group):
         return gpus
@@ -148,35 +148,35 @@ def cap_groups(group: Ints, gpus: Ints, limit: Ints) -> Ints:
 
 
 LEAST_SPEEDUP = 1e-3
-"""Amount added to each speed-up. Otherwise one job without GPUs would make the power mean 0."""
+"""Amount added to each speed-up, because one job with speed-up 0 would make the power mean 0."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Input of one decision: the jobs that may change, the GPUs that they may have, and each job's speed-up at each
-    size."""
+    """Input of one decision: the jobs that may be changed, the GPUs that are free for them, and each job's speed-up at
+    each size."""
 
     cluster: ClusterView
     tables: Tables
-    """Tables of the jobs, with only the sizes that each job may have now."""
+    """Tables of the jobs, with the sizes that each job may have now."""
     capacity: Ints
     """(N,) GPUs of each node that no fixed job holds."""
     crossed: Bools
-    """(N,) True if a fixed job of several nodes uses the node. No other job of several nodes may then use it."""
+    """(N,) True if a fixed job of several nodes uses the node. No other job of several nodes may use it then."""
     home: Rows
-    """Rows (J) with the GPUs that each job holds now."""
+    """J rows: the GPUs that each job holds now."""
     held: Ints
     """(J,) number of GPUs that each job holds now."""
     snap: Ints
-    """(J, G + 1) largest size of each job that is not above each number of GPUs; 0 if there is none."""
+    """(J, G + 1) each job's largest size that is at most each number of GPUs; 0 if there is none."""
     column: Ints
-    """(G + 1,) column of each size in the tables. Entries for numbers that are no size have no meaning."""
+    """(G + 1,) column of each number of GPUs in the tables; meaningless for a number that is no size."""
     together: Floats
     apart: Floats
-    """(J, U) speed-up relative to the fair share, if the job is spread over several nodes. `together` is that on as few
-    nodes as possible."""
+    """(J, U) speed-up relative to the fair share if the job is spread over several nodes. `together` is the speed-up on
+    as few nodes as possible."""
     factor: Floats
-    """(J,) factor on a job's speed-up if the job is re-allocated: (T - R·δ) / (T + δ)."""
+    """(J,) factor on the speed-up of a job that is re-allocated: (T - R·δ) / (T + δ)."""
     power: float
     """Exponent p of the power mean over jobs."""
 
@@ -185,11 +185,11 @@ class Problem:
         return self.tables.jobs
 
     def evaluate(self, rows: Rows) -> tuple[Floats, Floats]:
-        """Return fitness and use of the cluster (K,) of the candidates (K · J rows). For both, larger is better.
+        """Return fitness and cluster use (K,) of K candidates, given in K · J rows. For both, larger is better.
 
         Fitness is the power mean over jobs of the speed-ups, each multiplied by its factor if the job is re-allocated
-        (§4.2.1, §4.2.2). Use is the sum of speed-ups divided by the GPUs of the nodes in use. In §4.2.3 it decides the
-        size of a cloud. Here it only keeps candidates diverse, as in the authors' search.
+        (§4.2.1, §4.2.2). Cluster use is the sum of speed-ups divided by the GPUs of the nodes in use. In the paper
+        (§4.2.3) it decides the size of a cloud. Here it only keeps candidates diverse, as in the authors' search.
         """
         jobs = len(self.jobs)
         column = self.column[rows.totals].reshape(-1, jobs)
@@ -260,8 +260,8 @@ def _with(job: JobView, sizes: tuple[int, ...], fair: int) -> tuple[int, ...]:
 
 
 def _fair_goodput(tables: Tables, fair: int) -> Floats:
-    """Return the goodput (J,) at each job's largest size within its fair share, or at its smallest size if that is
-    larger."""
+    """Return the goodput (J,) of each job on its fair share: at its largest size within the share, or else at its
+    smallest size."""
     share = np.where(tables.allowed & (tables.sizes <= fair), tables.sizes, 0).argmax(axis=1)
     column = np.where(share > 0, share, tables.allowed.argmax(axis=1))
     found = tables.goodput[np.arange(len(column)), column]
@@ -269,8 +269,8 @@ def _fair_goodput(tables: Tables, fair: int) -> Floats:
 
 
 def _goodput_apart(cluster: ClusterView, tables: Tables) -> Floats:
-    """Return the goodput (J, U) of a job that would fit one node but is on two. Other sizes have the goodput of the
-    tables."""
+    """Return the goodput (J, U) of each job on two nodes, at sizes that would fit on one node. At other sizes it is
+    that of the tables."""
     apart: Floats = tables.goodput.copy()
     if cluster.uniform:
         return apart
@@ -283,15 +283,15 @@ def _goodput_apart(cluster: ClusterView, tables: Tables) -> Floats:
 
 
 CROSSED = 0.9
-"""Probability that a pair of parents exchanges rows."""
+"""Probability that two parents exchange rows."""
 RESET = 0.1
-"""Probability that a row is set back to the GPUs that the job holds now."""
+"""Probability that a mutation resets a row to the GPUs that the job holds now."""
 THINNED = 0.1
-"""Probability that elements of a row are removed, and then the probability for each element."""
+"""Probability that a mutation removes elements of a row, and probability that it removes an element of such a row."""
 
 
 def breed(problem: Problem, rows: Rows, parents: Ints, rng: np.random.Generator) -> Rows:
-    """Return two children of each pair of `parents` (P, 2), by one-point crossover over jobs and mutation."""
+    """Return two children of each pair of `parents` (P, 2): one-point crossover over jobs, then mutation."""
     jobs = len(problem.jobs)
     point = np.where(rng.random(len(parents)) < CROSSED, rng.integers(jobs, size=len(parents)), 0)
     swapped = np.arange(jobs) < point[:, None]
@@ -310,10 +310,10 @@ def _thin(rows: Rows, rng: np.random.Generator) -> Rows:
 
 
 def _raise(problem: Problem, rows: Rows, rng: np.random.Generator) -> Rows:
-    """Mutate elements on nodes with free GPUs: the job's number of GPUs there is raised to a random one, at most the
-    whole node.
+    """Mutate jobs on nodes with free GPUs: a job's GPUs on such a node are raised to a random number, at most the whole
+    node.
 
-    On average this raises two jobs on each such node: one out of all jobs, and one out of those that are on it already.
+    On average two jobs are raised on each such node: one of all jobs, and one of the jobs that already have GPUs there.
     """
     jobs, nodes = len(problem.jobs), len(problem.capacity)
     row = rows.row
@@ -340,11 +340,11 @@ def _raise(problem: Problem, rows: Rows, rng: np.random.Generator) -> Rows:
 
 
 def repair(problem: Problem, rows: Rows, rng: np.random.Generator) -> Rows:
-    """Make the candidates feasible: sizes are allowed, no node has too many GPUs in use, and at most one job of several
-    nodes is on a node.
+    """Make the candidates feasible: sizes are allowed, no node has too many GPUs in use, and each node has at most one
+    job of several nodes.
 
-    Jobs with less attained service come first. A job that keeps its size keeps its nodes, since Slurm does not move
-    jobs.
+    Jobs with less attained service keep their GPUs first. A job that keeps its size keeps its nodes, since Slurm does
+    not move jobs.
     """
     jobs = len(problem.jobs)
     job = np.arange(len(rows.starts) - 1) % jobs
@@ -366,8 +366,10 @@ def repair(problem: Problem, rows: Rows, rng: np.random.Generator) -> Rows:
 
 
 def _by_node(problem: Problem, rows: Rows) -> tuple[Ints, Ints]:
-    """Return an order that sorts the elements by candidate, node and job, and the group of each sorted element.
-    Elements of one candidate on one node form a group."""
+    """Return the order that sorts elements by candidate, node and job, and the group of each sorted element.
+
+    A group consists of the elements of one candidate on one node.
+    """
     jobs, nodes = len(problem.jobs), len(problem.capacity)
     node = rows.row // jobs * nodes + rows.node
     order = np.argsort(node * jobs + rows.row % jobs)
@@ -375,8 +377,8 @@ def _by_node(problem: Problem, rows: Rows) -> tuple[Ints, Ints]:
 
 
 def _uncross(problem: Problem, rows: Rows, order: Ints, node: Ints) -> Ints:
-    """Return the GPUs (E,) of each element. If a node is used by more than one multi-node job, only the first keeps its
-    GPUs there (§4.2.2, interference)."""
+    """Return the GPUs (E,) of each element. If several multi-node jobs use a node, only the first keeps its GPUs there
+    (§4.2.2, interference)."""
     several = np.repeat(rows.counts > 1, rows.counts)[order]
     free = np.where(problem.crossed, 0, 1)[rows.node[order]]
     left = cap_groups(node, several.astype(np.int64), free)
@@ -386,15 +388,14 @@ def _uncross(problem: Problem, rows: Rows, order: Ints, node: Ints) -> Ints:
 
 
 def _fit(problem: Problem, rows: Rows, order: Ints, node: Ints) -> Ints:
-    """Return the GPUs (E,) of each element, reduced so that no node gives more than it has."""
+    """Return the GPUs (E,) of each element, reduced so that no node has more GPUs in use than there are."""
     gpus = np.empty_like(rows.gpus)
     gpus[order] = cap_groups(node, rows.gpus[order], problem.capacity[rows.node[order]])
     return gpus
 
 
 def _shrink(problem: Problem, rows: Rows, rng: np.random.Generator) -> Ints:
-    """Return the GPUs (E,) of each element, reduced on random nodes so that each row's total is an allowed size of its
-    job."""
+    """Return the GPUs (E,) of each element, reduced on random nodes until each job's total is an allowed size."""
     totals = rows.totals
     job = np.arange(len(totals)) % len(problem.jobs)
     target = problem.snap[job, np.minimum(totals, problem.snap.shape[1] - 1)]
@@ -426,17 +427,17 @@ class PolluxOptions:
 
 @dataclass(frozen=True)
 class Candidates:
-    """A population with fitness and cluster use of each candidate."""
+    """Population, with the fitness and cluster use of each candidate."""
 
     rows: Rows
     digest: Ints
-    """(K,) hash of each candidate; equal candidates have the same."""
+    """(K,) hash of each candidate, which is equal for equal candidates."""
     fitness: Floats
     use: Floats
     """(K,) use of the cluster by each candidate."""
 
     def take(self, chosen: Ints, jobs: int) -> Candidates:
-        """Return these candidates in this order."""
+        """Return the candidates with these indices, in this order."""
         rows = self.rows.take((chosen[:, None] * jobs + np.arange(jobs)).ravel())
         return Candidates(rows, self.digest[chosen], self.fitness[chosen], self.use[chosen])
 
@@ -451,7 +452,7 @@ class Candidates:
 
 
 class Pollux:
-    """Pollux (OSDI 2021). It remembers its population, and for each job its largest GPU count and its GPU-seconds."""
+    """Pollux (OSDI 2021). It remembers its population, and each job's largest number of GPUs and GPU-seconds."""
 
     name = "pollux"
     options_type = PolluxOptions
@@ -472,7 +473,7 @@ class Pollux:
         return build_schedule(cluster, jobs, fixed, problem.tables, wanted, why, score)
 
     def _search(self, problem: Problem, rng: np.random.Generator) -> tuple[dict[int, int], float]:
-        """Return the GPUs of each job in the best candidate, by job id, and the fitness of this candidate."""
+        """Return the GPUs of each job in the best candidate, by job id, and the candidate's fitness."""
         jobs = len(problem.jobs)
         if not jobs or not problem.capacity.any():
             self._rows = None
@@ -486,8 +487,8 @@ class Pollux:
         return wanted, float(found.fitness[best])
 
     def _recalled(self, problem: Problem) -> Rows:
-        """Return the last population, converted to the present jobs and nodes. The first candidate is the present
-        allocation."""
+        """Return the last decision's population, converted to the present jobs and nodes. Its first candidate is the
+        present allocation."""
         if self._rows is None:
             return problem.home
         before, jobs = len(self._jobs), len(problem.jobs)
@@ -504,7 +505,7 @@ class Pollux:
 
 
 def evolve(problem: Problem, rows: Rows, options: PolluxOptions, rng: np.random.Generator) -> Candidates:
-    """Return the population after all generations. From one generation to the next the best fitness never falls."""
+    """Return the population after all generations. The best fitness never falls from one generation to the next."""
     jobs = len(problem.jobs)
     found, rank, gap = _select(_assess(problem, repair(problem, rows, rng)), options.population, jobs)
     for _ in range(options.generations):
@@ -522,7 +523,7 @@ def _assess(problem: Problem, rows: Rows) -> Candidates:
 
 
 def _select(found: Candidates, most: int, jobs: int) -> tuple[Candidates, Ints, Floats]:
-    """Return the best `most` different candidates, with their fronts and crowding distances."""
+    """Return the best `most` different candidates, with the front and the crowding distance of each."""
     first = np.sort(np.unique(found.digest, return_index=True)[1])
     fitness, use = found.fitness[first], found.use[first]
     rank = ranks(fitness, use)
@@ -532,8 +533,11 @@ def _select(found: Candidates, most: int, jobs: int) -> tuple[Candidates, Ints, 
 
 
 def ranks(first: Floats, second: Floats) -> Ints:
-    """Return the front (M,) of each point (NSGA-II, Deb et al., IEEE TEC 2002). Front 0 has the points that no other
-    point dominates: better in one aim and not worse in the other."""
+    """Return the front (M,) of each point for two objectives (NSGA-II, Deb et al., IEEE TEC 2002).
+
+    Front 0 has the points that no other point dominates. A point dominates another if it is better in one objective and
+    not worse in the other.
+    """
     order = np.lexsort((-second, -first))
     result = np.zeros(len(first), dtype=np.int64)
     best: list[float] = []  # by front: minus the largest value of the second aim so far
@@ -549,8 +553,8 @@ def ranks(first: Floats, second: Floats) -> Ints:
 
 
 def crowding(rank: Ints, first: Floats, second: Floats) -> Floats:
-    """Return the crowding distance (M,) of each point: the distance between its two neighbours in the front, relative
-    to the length of the front; infinite at the ends."""
+    """Return the crowding distance (M,) of each point: the distance between its neighbours in the front, divided by the
+    length of the front. It is infinite at the ends of a front."""
     order = np.lexsort((-second, first, rank))
     front = rank[order]
     ends = np.flatnonzero(np.concatenate([[True], front[1:] != front[:-1], [True]]))
@@ -569,8 +573,8 @@ def crowding(rank: Ints, first: Floats, second: Floats) -> Floats:
 
 
 def tournament(rank: Ints, gap: Floats, count: int, rng: np.random.Generator) -> Ints:
-    """Return the winners (count,) of random pairs. The candidate of the better front wins, or else the less crowded
-    one."""
+    """Return the winners (count,) of random pairs of candidates. The better front wins, on a tie the larger crowding
+    distance."""
     one, other = rng.integers(len(rank), size=(2, count))
     wins = (rank[one] < rank[other]) | ((rank[one] == rank[other]) & (gap[one] >= gap[other]))
     winners: Ints = np.where(wins, one, other)

@@ -1,22 +1,22 @@
-"""Sia: one configuration for each job by an integer program over goodput.
+"""Sia: an integer program chooses a configuration for each job by goodput.
 
 Jayaram Subramanya et al., "Sia: Heterogeneity-aware, goodput-optimized ML-cluster scheduling", SOSP 2023. Taken from
 there:
 
 - A configuration is a power of two of the GPUs of one node, or whole nodes (§3.3).
-- A job's goodputs are divided by its smallest one. The goodput of a configuration other than the present one is
-  multiplied by (T - R·S) / (T + S), once T is at least S (§3.4). T is the job's age, R the number of its restarts, S
+- A job's goodputs are divided by its smallest one. For a running job with T ≥ S, the goodput of a configuration other
+  than the present one is multiplied by (T - R·S) / (T + S) (§3.4). T is the job's age, R the number of its restarts, S
   the seconds of one restart.
-- The program chooses at most one configuration for each job, within the GPUs that there are. For p < 0 it minimises the
-  sum of goodput^p over the chosen configurations, plus λ for each job without one (§3.4). p = -0.5, λ = 1.1 and the gap
-  of 1e-4 are the authors' values.
-- A job starts on one GPU and grows to at most twice the most GPUs that it has had (§3.4).
+- The program chooses at most one configuration for each job, within the cluster's GPUs. For p < 0 it minimises the sum
+  of goodput^p over the chosen configurations, plus λ for each job without one (§3.4). p = -0.5, λ = 1.1 and the gap of
+  1e-4 are the authors' values.
+- A job starts on one GPU, and gets at most twice the largest number of GPUs that it has had (§3.4).
 - With several kinds of GPU, a configuration is a kind and a number of GPUs of this kind (§3.3).
 
-Differences because of Slurm: a job that keeps its size stays on its nodes, so fragmentation may prevent the program's
-solution. A growing job then stays as it is, and a starting job gets fewer GPUs. The number of whole nodes is a second
-constraint, since rigid jobs may hold parts of nodes. The solver is HiGHS, not CBC. A job whose limits allow none of
-these configurations is offered its own sizes.
+Differences because of Slurm: a job that keeps its size keeps its nodes, so a solution of the program may not fit on the
+nodes. A job that was to grow then stays as it is, and a job that was to start gets fewer GPUs. The number of whole
+nodes is a second constraint, since rigid jobs may hold parts of nodes. The solver is HiGHS, not CBC. If a job's limits
+allow none of these configurations, its own sizes are used.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from slurm_ones.policy.ledger import free_by_node
 from slurm_ones.policy.tables import History, Tables, bounded, build_tables, restart_factor, side_by_side
 
 SCALE = 1000.0
-"""Factor on the costs in the program. If costs are near 1, HiGHS solves more programs twice, and its version 1.12 then
+"""Factor on the costs in the program. With costs near 1, HiGHS solves more programs twice, and its version 1.12 then
 prints a line each time."""
 LARGEST_COST = 3000.0
 """Largest cost of a configuration in the program; the authors' value."""
@@ -48,13 +48,13 @@ class SiaOptions:
     """Settings of Sia; the defaults are the authors', except for `time_limit_s`."""
 
     power: float = -0.5
-    """p, the exponent of goodputs in the objective: the more negative, the fairer."""
+    """p, the exponent of the goodputs in the objective: the more negative, the fairer."""
     left_out: float = 1.1
     """λ, the cost of each job without GPUs."""
     gap: float = 1e-4
-    """Relative distance to the optimum at which the solver stops."""
+    """Relative gap to the optimum at which the solver stops."""
     time_limit_s: float = 20.0
-    """Seconds after which the solver stops and its best solution is used. The reasons then mention the gap."""
+    """Seconds after which the solver stops. Its best solution is used, and the jobs' reasons mention its gap."""
 
     def __post_init__(self) -> None:
         check_options(self, {"power": -100}, {})
@@ -63,7 +63,7 @@ class SiaOptions:
 
 
 class Sia:
-    """Sia (SOSP 2023). It remembers the most GPUs that each job has had."""
+    """Sia (SOSP 2023). It remembers the largest number of GPUs that each job has had."""
 
     name = "sia"
     options_type = SiaOptions
@@ -103,7 +103,7 @@ def _limited(cluster: ClusterView, job: JobView, bound: int) -> JobView:
 
 
 def _costs(tables: Tables, now: float, power: float) -> Floats:
-    """Return the cost (J, U) of each allowed configuration; infinite for all others."""
+    """Return the cost (J, U) of each allowed configuration in the program; infinite for the others."""
     costs = np.full(tables.allowed.shape, np.inf)
     for j, job in enumerate(tables.jobs):
         at = np.flatnonzero(tables.allowed[j])
@@ -122,10 +122,10 @@ class Solved:
     """Solution of the integer program."""
 
     column: Ints
-    """(J,) column of each job's configuration; 0 if it gets none."""
+    """(J,) column of each job's configuration; 0 for no GPUs."""
     cost: float
     reason: Reason = BEST
-    """Reason given for these configurations: they are optimal, nearly optimal, or no solution was found."""
+    """Reason that is shown for each job: its configuration is optimal, or nearly optimal, or no solution was found."""
 
 
 class RoomOfKind(NamedTuple):
@@ -138,7 +138,7 @@ class RoomOfKind(NamedTuple):
 
 
 def solve(tables: Tables, costs: Floats, room: Sequence[RoomOfKind], options: SiaOptions) -> Solved:
-    """Return the configurations of least total cost for which each kind of GPU has room."""
+    """Return the configurations of least total cost that fit into the free GPUs of each kind."""
     needs, there = [], []
     for k, (gpus, whole, per_node) in enumerate(room):
         sizes = np.where(tables.kind == k, tables.sizes, 0)
@@ -151,8 +151,11 @@ def solve(tables: Tables, costs: Floats, room: Sequence[RoomOfKind], options: Si
 
 
 def _program(current: Ints, costs: Floats, needs: Sequence[Ints], there: Sequence[int], options: SiaOptions) -> Solved:
-    """Solve the integer program: choose the configurations of least total cost (J, U) whose `needs` do not exceed
-    `there`."""
+    """Solve the integer program: choose configurations of least total cost.
+
+    `costs` are (J, U). Each array of `needs` (U,) is a constraint: its sum over chosen configurations is at most the
+    value in `there`.
+    """
     row, column = np.nonzero(np.isfinite(costs))
     jobs, count = len(costs), len(row)
     if not count:

@@ -1,23 +1,24 @@
-"""WHAM: each GPU goes to the job with the highest Whittle index. (Li, Harchol-Balter, Berg, "Mean field optimal Core
+"""WHAM: each GPU goes to the job with the highest Whittle index (Li, Harchol-Balter, Berg, "Mean field optimal Core
 Allocation across Malleable jobs", arXiv 2602.01411, 2026).
 
-Our sources are its abstract and summaries. In its model jobs keep coming, each with a concave speed s(k) on k cores and
-a weight w. "Whittle Allocation for Malleable jobs" is optimal in the mean field, where the sizes of jobs do not matter.
-Allocations change at no cost.
+Our sources are the paper's abstract and summaries. In its model new jobs keep arriving, each with a concave speed s(k)
+on k cores and a weight w, and allocations change at no cost. "Whittle Allocation for Malleable jobs" is optimal in the
+mean-field limit, whatever the sizes of jobs.
 
-The index itself is **derived** here from Whittle's definition. A job pays w per second and λ per core-second. So a unit
-of its progress costs (w + λ k) / s(k), whatever its remaining work. The index of the step from a to b cores is the
-price λ at which both cost the same:
+We **derived** the index from Whittle's definition. A job pays w per second and λ per core-second, so a unit of its
+progress on k cores costs (w + λ k) / s(k), whatever its remaining work. The index of the step from a to b cores is the
+price λ at which a and b cost the same:
 
     λ = w (s(b) - s(a)) / (b s(a) - a s(b)),    for small steps  w s'(k) / (s(k) - k s'(k)).
 
-The index falls along the concave hull of s. To give out cores by this index solves the program of BOA (arXiv
-2602.01404, known from its abstract and summaries) for one job of each kind. This program minimises Σ w / s(k) while Σ k
-/ s(k), the cores used on average, stays within a budget.
+The index falls along the concave hull of s. Giving out cores by this index solves the optimisation of BOA (arXiv
+2602.01404, known from its abstract and summaries) for one job of each kind: minimise Σ w / s(k) with Σ k / s(k), the
+mean number of cores in use, within a budget.
 
-We also derived the order of steps with infinite index: every job's first step, and each step of a job of linear speed.
-They go by w over the smallest number of GPU-seconds that the job still needs, as in the discounted index. All weights
-are 1, and sizes that no longer fit are skipped. On Slurm a job's speed is its goodput at its best batch.
+We also derived the order of steps with infinite index, which are every job's first step, and each step of a job of
+linear speed. As with a discounted index, they are in descending order of w over the least GPU-seconds that the job
+still needs. Here all weights are 1, steps that no longer fit are skipped, and a job's speed is its goodput at its best
+batch.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ from slurm_ones.policy.tables import Tables, build_tables, to_come
 
 @dataclass(frozen=True)
 class Step:
-    """A step from one size of a job to its next size on the concave hull of its speed."""
+    """Step of a job from one size to the next size on the concave hull of its speed."""
 
     index: float
-    """Whittle index of the step, in seconds of waiting saved per GPU-second; infinite for a first step, and if the
-    job's speed is linear."""
+    """Whittle index of the step: seconds of waiting saved per GPU-second. It is infinite for a first step, and for a
+    job of linear speed."""
     job: int
     """Row of the job in the tables."""
     column: int
@@ -48,7 +49,7 @@ class Step:
 
 
 class Wham:
-    """WHAM (arXiv 2602.01411): GPUs go to the jobs of highest Whittle index, as if new jobs kept coming."""
+    """WHAM (arXiv 2602.01411): GPUs go to the jobs of highest Whittle index, as if new jobs kept arriving."""
 
     name = "wham"
 
@@ -62,7 +63,7 @@ class Wham:
 
 
 def allocate(tables: Tables, gpus: int) -> Ints:
-    """Allocate the GPUs in the order of the index; return the column (J,) of each job's size, 0 for no GPUs."""
+    """Give out the GPUs in order of the index. Return the column (J,) of each job's size, 0 for no GPUs."""
     column: Ints = np.zeros(len(tables.jobs), dtype=np.int64)
     least = _least_gpu_seconds(tables)
     steps = [step for j in range(len(column)) for step in steps_of(j, tables.sizes, tables.goodput[j])]
@@ -78,8 +79,7 @@ def allocate(tables: Tables, gpus: int) -> Ints:
 
 
 def steps_of(job: int, sizes: Ints, goodput: Floats) -> list[Step]:
-    """Return the steps of a job on the concave hull through 0 of its `goodput` (U,) at the `sizes` (U,). `job` is its
-    row."""
+    """Return the steps of a job along the concave hull of its `goodput` (U,) over the `sizes` (U,), from 0 GPUs on."""
     found: list[Step] = []
     at, gpus, speed, last = 0, 0, 0.0, np.inf
     while True:
@@ -99,7 +99,7 @@ def steps_of(job: int, sizes: Ints, goodput: Floats) -> list[Step]:
 
 
 def _least_gpu_seconds(tables: Tables) -> Floats:
-    """Return the GPU-seconds (J,) that each job still needs at the size that uses fewest."""
+    """Return the least GPU-seconds (J,) that each job still needs, over all its sizes."""
     with np.errstate(divide="ignore"):
         cost = np.where(tables.allowed, tables.sizes / np.where(tables.allowed, tables.goodput, 1.0), np.inf)
     work = np.array([to_come(job) for job in tables.jobs])
