@@ -18,26 +18,26 @@ from slurm_ones.policy.shapes import shape_of
 
 HALVINGS = 40
 STEPS = 12
-"""Largest number of steps by which jobs shrink in a candidate without room, and of steps by which jobs then grow."""
+"""Largest number of steps by which jobs of a candidate without room shrink, and also by which its jobs then grow."""
 FILLS = 64
-"""Largest number of steps by which free GPUs of one candidate are given away."""
+"""Largest number of growths by which the free GPUs of one candidate are assigned to jobs."""
 
 
 def greedy(choices: Choices) -> Ints:
     """Return the columns (J,) of a good candidate that fits. Each job takes the size that is best at the clearing
-    price, then free GPUs are given away."""
+    price; then free GPUs go to the jobs that gain most."""
     return fill(choices, _at_price(choices, clearing_price(choices)))
 
 
 def dual_bound(choices: Choices, price: float) -> float:
-    """Return an upper bound on the total worth of any candidate, by weak duality: each job's largest worth less `price`
-    for each of its GPUs, plus the price of all GPUs. The bound is lowest at the clearing price."""
+    """Return an upper bound on the total worth of any candidate, by weak duality. It is Σ over jobs of max (worth −
+    `price` × GPUs), plus `price` × all GPUs. The bound is lowest at the clearing price."""
     return float((choices.worth - price * choices.sizes).max(axis=1).sum()) + price * choices.gpus
 
 
 def clearing_price(choices: Choices) -> float:
-    """Return the price of a GPU, in worth, at which the sizes that jobs choose just fit the GPUs. It is 0 if these
-    sizes fit even when GPUs cost nothing."""
+    """Return the price of a GPU, in worth, at which jobs choose sizes that together just fit the GPUs. It is 0 if they
+    fit even when GPUs cost nothing."""
     low, high = 0.0, 1.0
     if _gpus(choices, _at_price(choices, low)) <= choices.gpus:
         return low
@@ -64,7 +64,7 @@ def _gpus(choices: Choices, columns: Ints) -> int:
 
 
 def fill(choices: Choices, columns: Ints) -> Ints:
-    """Return the columns (J,) after free GPUs are given away, each time to the job that gains most for each GPU."""
+    """Return the columns (J,) with the free GPUs assigned, each time to the job with the largest gain per GPU."""
     columns = columns.copy()
     rows = np.arange(len(columns))
     left = choices.gpus - _gpus(choices, columns)
@@ -104,7 +104,7 @@ def best_of(candidates: Ints, score: Floats, count: int) -> tuple[Ints, Floats]:
 
 
 def uniform_crossover(parents: Ints, rng: np.random.Generator) -> Ints:
-    """Return the children of K/2 random pairs of parents (K, G), two of each pair. Each gene of a pair is swapped with
+    """Return two children for each of K/2 random pairs of parents (K, G). Each gene is swapped within the pair with
     probability 0.5 (ONES §3.2)."""
     half = len(parents) // 2
     order = rng.permutation(len(parents))
@@ -115,7 +115,7 @@ def uniform_crossover(parents: Ints, rng: np.random.Generator) -> Ints:
 
 def mutate(choices: Choices, parents: Ints, chance: float, rng: np.random.Generator) -> Ints:
     """Return the candidates (K, J) with some jobs one size larger or smaller. Each job is changed with probability
-    `chance`. This is lowered if more than four jobs of a candidate would change on average."""
+    `chance`, or less, so that at most four jobs of a candidate change on average."""
     count, jobs = parents.shape
     rate = min(chance, 4.0 / max(jobs, 1))
     rows = np.arange(jobs)
@@ -201,8 +201,8 @@ class NodeRoom:
         return again + joining
 
     def missing(self, candidates: Ints) -> tuple[Floats, Floats]:
-        """Return two numbers (K,) of GPUs without room: those of jobs that are placed again, and those of blocks that
-        join."""
+        """Return the GPUs without room in each candidate, as two arrays (K,): of jobs that are placed again, and of
+        blocks that join."""
         count, columns = len(candidates), len(self._parts)
         if not self._uniform or not candidates.size:
             return np.zeros(count), np.zeros(count)

@@ -6,11 +6,11 @@ without a promise keep their smallest size, and reservations keep their GPUs. Al
 satisfactory shares (`policy.timeline`, after ElasticFlow, ASPLOS 2023).
 
 The need of a job with a promise is the fewest GPUs now with which it can still end in time, if it grows later. A size
-slower than this need loses `UNMET` times the weight of all jobs, so the search serves promises first. GPUs beyond the
-need are given as to any other job. PAC-ML (arXiv 2301.13799; known to us from summaries only) learns the smallest size
-that meets a deadline, for one job at a time.
+slower than this loses at least `UNMET` times the weight of all jobs, so the search serves promises first. GPUs beyond
+the need are assigned as to any other job. PAC-ML (arXiv 2301.13799; known to us from summaries only) learns the
+smallest size that meets a deadline, for one job at a time.
 
-A refused deadline is considered again until it has passed, since other jobs leave. No promise is given while some job
+A refused deadline is considered again until it has passed, since other jobs may end. No promise is given while some job
 with a promise has too few GPUs to keep it, and may not be changed now.
 """
 
@@ -31,21 +31,21 @@ from slurm_ones.policy.timeline import Filled, FreeTimeline, SpeedCurve, admitte
 UNMET = 4.0
 """Penalty for a job with a promise that lacks GPUs which it needs, as a multiple of the weight of all jobs."""
 FORCED = 0.01
-"""Fraction of its worth that a size keeps if a change to it does not repay the pause. So a job that must change still
-prefers the better of such sizes."""
+"""Fraction of its worth that a size keeps if a change to it does not repay its pause. So a job that must change takes
+the best of such sizes."""
 CONSIDERED = 8
 """Largest number of jobs considered for a promise in one decision. Jobs that were never refused come first."""
 SPARE = 0.03
-"""Fraction of the time to a deadline that is kept in reserve, when a promise is given and when work is put off."""
+"""Fraction of the time to a deadline that is kept in reserve, both for a promise and for work that is done later."""
 ROUND_S = 60.0
 """Further reserve, in seconds, because a decision may come late. One pause of the job is added to it."""
 NEXT_S = 300.0
-"""Time, in seconds from now, within which needed work is not put off."""
+"""Seconds from now within which needed work is not postponed."""
 LONGEST = 1e12
 
 
 class Promises(Term):
-    """Rule that puts promised deadlines before everything else. It keeps the promises and needs of the last
+    """Rule that serves promised deadlines before everything else. It stores the promises and needs of the last
     decision."""
 
     def __init__(self, sure: float) -> None:
@@ -94,8 +94,8 @@ class Deadlines:
     """Deadlines that this decision promises or refuses, by job id."""
 
     def worth(self, rate: Floats, sizes: Ints, weight: Floats) -> Floats:
-        """Return the worth (J, U) that each size loses because it is slower than the needed size. `rate` (J, U) is the
-        progress/s at each size, `weight` (J,) the weight of a second for which each job waits."""
+        """Return the worth (J, U), 0 or less, that a size loses by being slower than the needed size. `rate` (J, U) is
+        the progress/s at each size, `weight` (J,) the weight of a second for which each job waits."""
         needed = np.where(sizes == self.needs[:, None], rate, 0.0).max(axis=1)[:, None]
         with np.errstate(divide="ignore", invalid="ignore"):
             short = np.where(needed > 0, np.maximum(1.0 - rate / needed, 0.0), 0.0)
@@ -147,7 +147,7 @@ def _now(timeline: FreeTimeline, curves: Sequence[SpeedCurve], shares: Sequence[
     """Return the GPUs that each job with a promise needs now: the fewest with which it still ends in time if it grows
     later. `shares` are the GPUs over time by which all of them end in time.
 
-    The shares themselves are not used: a long job would train evenly up to its deadline, while short jobs wait for it.
+    The shares are not used as they are: a long job would train evenly up to its deadline, while short jobs wait for it.
     """
     found = [0] * len(curves)
     left = timeline

@@ -26,12 +26,12 @@ from slurm_ones.policy.ledger import free_of_kind
 from slurm_ones.policy.tables import Tables, side_by_side
 
 SWEEPS, HALVINGS = 4, 18
-"""Largest number of sweeps over the kinds, in which one price is set while the others stay. Number of halvings of the
-interval in which this price lies."""
+"""Largest number of sweeps over the kinds; in each the price of one kind is set while the other prices stay. Number of
+bisections by which this price is found."""
 STEPS = 100
 """Largest number of steps and trades by which one solution is improved."""
 OFFERS = 6
-"""Number of columns to which each job offers to move in a trade, so that another job may take GPUs that become free."""
+"""Number of columns that each job offers to take in a trade, so that another job may take the GPUs that become free."""
 TRIED, CELLS = 16, 20_000
 """Largest number of offers that are tried, the cheapest first. With many jobs fewer are tried, so that no more than
 `CELLS` cells of `worth` are visited. Prices then come close to the best without trades."""
@@ -59,8 +59,8 @@ def assign(worth: Floats, sizes: Ints, kind: Ints, gpus: Ints, current: Ints) ->
 
 
 def _prices(worth: Floats, used: Ints, gpus: Ints) -> Floats:
-    """Return the prices (K,) at which jobs want about as many GPUs of each kind as there are. If jobs want fewer than
-    there are, the price is 0."""
+    """Return the prices (K,) at which jobs want about as many GPUs of each kind as exist. If jobs want fewer of a kind,
+    its price is 0."""
     finite = np.where(np.isfinite(worth), worth, 0.0)
     most = float((finite[:, 1:] / np.maximum(used.sum(axis=1)[1:], 1)).max(initial=0.0))
     prices = np.zeros(len(gpus))
@@ -188,9 +188,9 @@ class _Try:
     columns: Ints
     """(J,) column of each job."""
     kinds: Mapping[int, str]
-    """Kind in whose search each job takes part, by job id."""
+    """Kind of GPU for which each job is scheduled, by job id."""
     spread: Set[int]
-    """Ids of the jobs that take part in no search, because they keep GPUs of several kinds or of none in this
+    """Ids of the jobs that no search schedules, because they keep GPUs of several kinds, or GPUs outside this
     cluster."""
 
 
@@ -208,8 +208,8 @@ class _Wanted:
 
 
 class ByKind:
-    """Search over several kinds of GPU. It keeps a search for each kind, and the worth of a GPU of each kind in GPUs of
-    the first kind."""
+    """Search over several kinds of GPU. It keeps a search for each kind, and the price of a GPU of each kind relative
+    to the first kind."""
 
     def __init__(self, search: Search) -> None:
         """Create the search. `search` prices the GPUs of all kinds; the search within a kind takes over its options and
@@ -222,7 +222,7 @@ class ByKind:
         """Kind of GPU on which each deadline was promised, by job id."""
 
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
-        """Decide as `slurm_ones.policy.contract.Policy` does; `jobs` are in order of submission."""
+        """Return the schedule of these jobs, which are in order of submission."""
         held = {job.job_id: cluster.kinds_held(job) for job in jobs}
         of = _Decision(cluster, jobs, fixed_jobs(cluster, jobs), held, now, rng)
         wanted = self._wanted(of)
@@ -296,8 +296,8 @@ class ByKind:
         return dict(zip(cluster.kinds, _relative_speeds(tables, len(cluster.kinds)).tolist(), strict=True))
 
     def _learn(self, cluster: ClusterView, prices: Floats) -> None:
-        """Move the relative worth of each kind half way, in logarithms, to the ratio of `prices`. Nothing is changed
-        unless all kinds are wanted."""
+        """Move the relative price of each kind half way, in logarithms, to the ratio of `prices`. Nothing is changed if
+        a kind has price 0."""
         if (prices <= 0).any():
             return
         ratio = np.clip(prices / prices[0], 1.0 / DEAREST, DEAREST)
@@ -305,8 +305,8 @@ class ByKind:
             self._equivalents[kind] = float(np.sqrt(self._equivalents[kind] * new))
 
     def _tried(self, of: _Decision, wanted: _Wanted, columns: Ints) -> _Try:
-        """Assign each job to the kind in whose search it takes part. A job that waits goes to the kind on which it
-        gains most."""
+        """Return the attempt in which each job is scheduled on the kind of its column. A job that waits is scheduled on
+        the kind on which it gains most."""
         kind, tables, kinds = wanted.tables.kind, wanted.tables, of.cluster.kinds
         net = wanted.choices.worth - np.where(kind >= 0, wanted.prices[kind], 0.0) * tables.sizes
         best = net[:, 1:].argmax(axis=1) + 1 if net.shape[1] > 1 else np.zeros(len(net), dtype=np.int64)
@@ -319,7 +319,7 @@ class ByKind:
         return _Try(columns.copy(), on, spread | {job_id for job_id in keep if len(of.held[job_id]) != 1})
 
     def _within_kind(self, of: _Decision, kind: str, wanted: _Wanted, tried: _Try) -> Schedule:
-        """Return the schedule of the jobs of one kind. Jobs that come from another kind take part as waiting jobs."""
+        """Return the schedule of the jobs of one kind. Jobs that come from another kind count as waiting jobs."""
         row = {job.job_id: j for j, job in enumerate(wanted.jobs)}
         mine = []
         for job in of.jobs:
@@ -339,8 +339,8 @@ class ByKind:
         return within.decide(part, mine, of.now, of.rng)
 
     def _back(self, of: _Decision, wanted: _Wanted, tried: _Try, found: Mapping[str, Schedule]) -> list[int]:
-        """Return the rows of the running jobs that would change their kind, but gain nothing with the size that they
-        get there."""
+        """Return the rows of the running jobs that would change their kind, but would gain nothing by the size that
+        they get there."""
         tables, worth, back = wanted.tables, wanted.choices.worth, []
         for j, job in enumerate(wanted.jobs):
             kind, now = tried.kinds[job.job_id], int(tables.current[j])

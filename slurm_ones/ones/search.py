@@ -54,19 +54,18 @@ class OnesOptions:
     generations: int = 6
     """Number of generations in each decision. The population is kept from one decision to the next."""
     mutation: float = 0.3
-    """Probability that a job of a candidate is tried at another size. On average at most four jobs of a candidate
-    are."""
+    """Probability that a job of a candidate changes its size. On average at most four jobs of a candidate do."""
     goodput: bool = True
-    """True to count progress; False to count samples, as published."""
+    """True to count progress; False to count samples, as ONES does."""
     completion_prices: bool = True
     """True to value progress by the price of a GPU at the time when the job will end; False to use today's price."""
     expect: bool = True
-    """True to use the mean of the remaining work; False to draw it from its distribution in each decision, as
-    published."""
+    """True to use the mean of the remaining work; False to draw it from its distribution in each decision, as ONES
+    does."""
     placement: bool = True
     """True to predict speeds on the number of nodes that a size takes; False to predict as on one node."""
     own_batch: bool = True
-    """True for the batch of highest goodput at each size; False for a batch in proportion to the GPUs, as published."""
+    """True for the batch of highest goodput at each size; False for a batch in proportion to the GPUs, as in ONES."""
     resize_cost: bool = True
     """True if a change must repay its pause."""
     greedy: bool = True
@@ -74,7 +73,7 @@ class OnesOptions:
     local_search: bool = True
     """True to improve candidates by small moves after crossover and mutation."""
     caution: float = 0.3
-    """Number of standard deviations of its predicted speed by which a size counts as slower."""
+    """Number of standard deviations by which the predicted speed of a size is lowered."""
     leap: float = 16.0
     """Limit of growth, as a multiple of the most GPUs that the job has had. Before its first run the limit is the
     number of GPUs that the user asked for (but see `first_size`)."""
@@ -92,11 +91,11 @@ class OnesOptions:
     borrowed: bool = True
     """True to take preemptions of guests into account; False to count guests as the job's own GPUs."""
     fair_bound: float = 1.5
-    """Ratio of a job's predicted JCT to its JCT on a fair share of the cluster above which the job weighs more; 0 for
-    never."""
+    """Multiple of the JCT on a fair share of the cluster beyond which a job's predicted JCT makes the job weigh more; 0
+    for never."""
     places: bool = True
-    """True to take into account that exchange across leaf switches is slower, if the topology is known and has a
-    taper."""
+    """True to take into account that gradient exchange across leaf switches is slower. The topology and its taper must
+    be known."""
     deadlines: bool = True
     """True to promise deadlines that can be kept, and to keep them. With several kinds of GPU a promise is for one
     kind."""
@@ -199,8 +198,8 @@ class Search:
     def situation(
         self, cluster: ClusterView, mobile: Sequence[JobView], running: Sequence[JobView], now: float
     ) -> tuple[Situation, Bools]:
-        """Return the first input of the rules, and the columns (J, U) that each job may have, column 0 (waiting)
-        included."""
+        """Return the first input of the rules, and a mask (J, U) of the columns that each job may have, column 0
+        (waiting) included."""
         views = [self._reach.reachable(job, self.most) for job in mobile]
         if not self.options.placement:
             one_node = dict.fromkeys(range(cluster.gpus + 1), 1)
@@ -224,7 +223,8 @@ class Search:
         return replace(at, tables=_steady(cluster, tables)), may
 
     def priced(self, at: Situation, rng: np.random.Generator) -> Priced:
-        """Return the situation with speeds and remaining work, and with the worth of a unit of each job's progress."""
+        """Return the third input of the rules: speeds, remaining work, and the worth of a unit of each job's
+        progress."""
         options, tables, jobs = self.options, at.tables, at.tables.jobs
         speed = tables.goodput if options.goodput else tables.speed
         for term in self.terms:
@@ -298,8 +298,8 @@ class Search:
         return best
 
     def _recalled(self, choices: Choices, jobs: Sequence[JobView]) -> Ints:
-        """Return the last decision's population, converted to the present jobs and sizes (K, J). Where a job may not
-        have the recalled size, it has its present one."""
+        """Return the last decision's population, converted to the present jobs and sizes (K, J). A job that may not
+        have its recalled size has its present one."""
         if not self._population.size or not jobs:
             return np.zeros((0, len(jobs)), dtype=np.int64)
         places = np.array([self._places.get(job.job_id, -1) for job in jobs])
@@ -330,8 +330,8 @@ def _steady(cluster: ClusterView, tables: Tables) -> Tables:
 def _placed(
     cluster: ClusterView, fixed: Sequence[JobView], mobile: Sequence[JobView], wanted: Mapping[int, int]
 ) -> dict[int, Shape]:
-    """Return the shapes for the `wanted` GPUs of `mobile` jobs, which are placed in order of precedence. A running job
-    stays as it is if there is no room for its new size. The running jobs as they are always have room."""
+    """Return the shapes for the `wanted` GPUs of the `mobile` jobs, which are placed in the given order. A running job
+    keeps its shape if there is no room for its new size. The running jobs at their present shapes always have room."""
     sizes = dict(wanted)
     while True:
         shapes = place(cluster, [*fixed, *mobile], sizes)

@@ -11,16 +11,16 @@ weight of the job's waiting, λ the price of a GPU, n the number of GPUs. At the
 the worth of training at n. So a pause costs the worth of training at the new size. A change from n to m that lasts L
 seconds, p of them a pause, gains v g(m) (L − p) − v g(n) L.
 
-**Guests.** The GPUs beyond a job's own are borrowed, in guests that Slurm preempts for others. So a change is expected
-to last no longer than a guest. If k guests are each lost at a rate r, at a cost of c seconds, a size counts with 1 − k
-r c of its worth. This is nearly 1 if the other blocks train on from memory. It is 0 if a loss costs as much training as
-a guest lives.
+**Guests.** The GPUs beyond a job's own are borrowed, in guests that Slurm preempts for other jobs. So a change is
+expected to last no longer than a guest. If k guests are each lost at a rate r, at a cost of c seconds, a size counts
+with 1 − k r c of its worth. This is nearly 1 if the other blocks train on from memory. It is 0 if the losses cost all
+training time.
 
-**Leaf switches.** The share of gradient exchange in a step follows from a job's model. It is the step on several nodes,
-less the step of one GPU with the same local batch. Across leaf switches the exchange takes `taper` times as long. A
-larger batch, with a smaller share of exchange, may then be best. The number of jobs on a link is unknown before they
-are placed. If a candidate's jobs across leaf switches use E ends of links, of L leaf switches, about E / L jobs share
-each link.
+**Leaf switches.** The time of gradient exchange in a step follows from a job's model. It is the time of a step on
+several nodes, less that of a step on one GPU with the same local batch. Across leaf switches the exchange takes `taper`
+times as long. A larger batch, with a smaller share of exchange, may then be best. The number of jobs on a link is
+unknown before they are placed. If a candidate's jobs across leaf switches use E ends of links, of L leaf switches,
+about E / L jobs share each link.
 """
 
 from __future__ import annotations
@@ -121,8 +121,8 @@ class ChangeCosts:
 
 @dataclass(frozen=True)
 class Changes(Term):
-    """Rule that a change must repay its pause in time: within `horizon_s`, within `horizon_share` of the remaining
-    time, and within `tenure` mean times at one size."""
+    """Rule that a change must repay its pause within three times: `horizon_s`, `horizon_share` of the remaining time,
+    and `tenure` mean times at one size."""
 
     horizon_s: float
     horizon_share: float
@@ -132,8 +132,8 @@ class Changes(Term):
         return less_costs(worth, at.tables.current, self.costs(at))
 
     def costs(self, at: Priced) -> ChangeCosts:
-        """Return the costs of all changes, and how long each is expected to last: at most until the job ends at the new
-        size."""
+        """Return the costs of all changes, and the time for which each is expected to last. A change lasts at most
+        until the job ends at the new size."""
         jobs, current = at.tables.jobs, at.tables.current
         grow = np.array([within(job.resize_s, 0.0, LARGEST_S) for job in jobs])
         shrink = np.array([shrink_s(job) for job in jobs])
@@ -168,13 +168,13 @@ def seconds_of(sizes: int, current: Ints, grow: Floats, shrink: Floats, prepare:
 
 
 def less_costs(worth: Floats, current: Ints, costs: ChangeCosts) -> Floats:
-    """Return the mean worth (J, U) of each size over the time that the change lasts, from the worth of training there
-    (J, U).
+    """Return the mean worth (J, U) of each size over the time that the change to it lasts. `worth` (J, U) is the worth
+    of training at each size.
 
     A growing job trains at its old size until the new GPUs are ready. After the pause it trains at the new size. So the
-    pause costs training, and the preparation costs other jobs the new GPUs. A change that is expected to last less than
-    its own preparation and pause counts as just that long. So it is worth less than no change. A waiting job pays
-    nothing, since it starts at any size.
+    pause costs training, and the preparation costs other jobs the new GPUs. A change counts as lasting at least as long
+    as its own preparation and pause. If it is expected to last less, it is worth less than no change. A waiting job
+    pays nothing, since it starts at any size.
     """
     held = current[:, None]
     begins = costs.ready_s + costs.pause_s
@@ -216,10 +216,10 @@ class Borrowed(Term):
 
 
 class Leaves(Term):
-    """Rule about leaf switches: exchange across them is slower, and jobs share their links."""
+    """Rule about leaf switches: gradient exchange across them is slower, and jobs share their links."""
 
     def tapered(self, cluster: ClusterView, jobs: Sequence[JobView]) -> list[JobView]:
-        """Return the jobs with models that predict a slower exchange at sizes that cross leaf switches."""
+        """Return the jobs with models that predict a slower gradient exchange at sizes that cross leaf switches."""
         if not _known(cluster):
             return list(jobs)
         below = max(below_each(cluster).values())
@@ -245,10 +245,10 @@ class Leaves(Term):
         return meeting
 
     def reasons(self, at: Priced, columns: Ints) -> Mapping[int, Reason]:
-        """Return the reason for each job whose next larger size is not worth its GPUs, but would be if it did not cross
-        leaf switches.
+        """Return a reason for each job that would take its next larger size if this did not cross leaf switches.
 
-        Here a free GPU is worth nothing. Any other is worth at least what the last GPU of any job brings.
+        It would if the size were worth its additional GPUs. A free GPU costs nothing here; any other costs at least the
+        smallest gain that any job has from its last GPU.
         """
         if not _known(at.cluster):
             return {}

@@ -1,14 +1,14 @@
 """Protocol of the rules that make up the objective of `ones` (`Term`), and the small rules.
 
-The search maximises Σ_j worth[j, column of j], less the losses of the whole candidate. A rule may change five things,
-and leaves the others as they are:
+The search maximises Σ_j worth[j, column of j], less the losses of the whole candidate. A rule may change any of five
+things:
 
 1. `mask`: the columns that a job may have;
 2. `speed`: the speed of a job at a column, for example lowered if it is uncertain;
 3. `weight`: the weight of a second for which a job waits;
 4. `worth`: the worth of a column to a job, in seconds of waiting saved per second (costs of changes, a deadline);
-5. `penalty`: the loss of a whole candidate (GPUs without room, shared links). It only chooses among candidates. Greedy
-   seeds and local search use the worth to single jobs.
+5. `penalty`: the loss of a whole candidate (GPUs without room, shared links). It only affects the choice among
+   candidates; greedy seeds and local search ignore it.
 
 A rule is made once, from its own options. It may keep state between decisions, and gives the reasons for jobs that it
 decided (`reasons`). A rule that is switched off is not in the list and costs nothing. Arrays: J jobs, U columns, K

@@ -119,15 +119,15 @@ class Choices:
     """GPUs that all jobs together may have."""
     up: Ints = field(init=False)
     down: Ints = field(init=False)
-    """(J, U) column of the next smaller size that the job may have; `up` is that of the next larger. Without one, the
-    column itself."""
+    """(J, U) column of the next smaller size that the job may have, or the column itself if there is none. `up` is the
+    same for larger sizes."""
     more: Ints = field(init=False)
     less: Ints = field(init=False)
-    """(J, U) GPUs that become free in a step down; `more` are those that a step up takes."""
+    """(J, U) GPUs that become free in a step down. `more` has the GPUs that a step up takes."""
     gain: Floats = field(init=False)
     loss: Floats = field(init=False)
-    """(J, U) worth that a step down costs, inf if there is no step; `gain` is what a step up brings, -inf if there is
-    none."""
+    """(J, U) worth that a step down costs; inf if there is no step. `gain` has the worth that a step up brings; -inf if
+    there is none."""
 
     def __post_init__(self) -> None:
         may = np.isfinite(self.worth)
