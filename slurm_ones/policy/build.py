@@ -1,4 +1,4 @@
-"""Building of a schedule from the sizes that a policy wants: jobs that stay, shapes that have a place, and reasons.
+"""Building of a schedule from the sizes that a policy wants: which jobs stay, which shapes find room, and why.
 
 A policy that weighs sizes gives the number of GPUs of each job to `build_schedule`. A policy that only ranks the jobs
 calls `allocate_in_order`, which gives each job the shape that its user asked for.
@@ -20,9 +20,8 @@ from slurm_ones.policy.tables import Tables, requested_allocation
 
 
 def fixed_jobs(cluster: ClusterView, jobs: Sequence[JobView]) -> dict[int, Reason]:
-    """Return the jobs that this round may not change, by job id, each with the reason. They are the jobs that are
-    `fixed`, and those whose GPUs do not agree with the cluster's nodes (a drained node, a snapshot taken during a
-    change)."""
+    """Return the jobs that may not change in this round, by job id, each with the reason. They are the jobs that are
+    `fixed`, and those whose GPUs contradict the cluster's nodes (a drained node, a snapshot taken during a change)."""
     held: dict[str, int] = {}
     for job in jobs:
         for name, gpus in job.nodes.items():
@@ -50,8 +49,8 @@ def place(cluster: ClusterView, jobs: Sequence[JobView], wanted: Mapping[int, in
     """Return the shape of each job that gets GPUs, by job id. `wanted` is the number of GPUs that the policy wants for
     each job; `jobs` are in order of precedence.
 
-    A job keeps its nodes if it is fixed, if its size stays, or if it can change its size in place. Each other job
-    takes, in order, the size that it wants. A job without room for this size gets its largest smaller size that has
+    A job keeps its nodes if it is fixed, if its size stays, or if it can change its size in place. The other jobs are
+    placed in order at the sizes that they want. A job without room for this size gets its largest smaller size that has
     room. A job that gets no size is left out.
     """
     by_id = {job.job_id: job for job in jobs}
@@ -115,9 +114,9 @@ def build_schedule(
 ) -> Schedule:
     """Return the schedule that gives each job the GPUs `wanted`. `wanted` is by job id, in order of precedence.
 
-    `jobs` are all jobs of the round; `fixed` are those that may not change (see `fixed_jobs`). `tables` have a row for
-    every other job, or for more jobs. If fragmentation leaves no room, a job gets a smaller size from its limits in
-    `tables`. A job that cannot grow stays as it is. `why` is the reason that the schedule gives for each size.
+    `jobs` are all jobs of the round; `fixed` are those that may not change (see `fixed_jobs`). `tables` have at least a
+    row for every other job. If fragmentation leaves no room, a job gets a smaller size from its limits in `tables`. A
+    job that cannot grow stays as it is. `why` is the reason that the schedule gives for each size.
     """
     limited = {job.job_id: job for job in tables.jobs}
     rank = {job_id: i for i, job_id in enumerate(wanted)}
@@ -180,7 +179,7 @@ def build_by_kind(
     the order of the cluster's kinds.
 
     `wanted` gives each job's kind and number of GPUs, in order of precedence; a job that is missing waits. A `fixed`
-    job keeps its GPUs, even if they are of several kinds or of none in this cluster.
+    job keeps its GPUs, even if they are of several kinds or outside this cluster.
     """
     held = {job.job_id: cluster.kinds_held(job) for job in jobs}
     stays = [job for job in jobs if job.job_id in fixed and job.shape is not None and len(held[job.job_id]) != 1]
@@ -206,8 +205,9 @@ def allocate_in_order(cluster: ClusterView, jobs: Sequence[JobView], order: Sequ
     """Return the schedule that gives GPUs to the jobs in this `order` until none are left; fixed jobs stay as they are.
 
     If a job does not fit, later jobs may still start. A running job keeps its shape, batch and nodes if enough GPUs are
-    left at its turn; otherwise it is parked. On a uniform cluster a shape fits only some nodes, so an earlier job may
-    take the node of a later one. `first` says in reasons which jobs go first. Allocations are in the given order.
+    left at its turn; otherwise it is parked. On a uniform cluster a shape fits only some nodes. So a job may need nodes
+    on which a later job runs, which is then parked. `first` is how reasons describe the jobs that go first. Allocations
+    are in the given order.
     """
     fixed = fixed_jobs(cluster, jobs)
     wanted: dict[int, Allocation] = {}

@@ -264,7 +264,7 @@ class JobView:
     base_batch: int
     limits: Limits
     fixed: Reason | None = None
-    """Reason why the job must keep its shape, or its wait, in this round; None if it may change."""
+    """Reason why the job must keep its shape, or must go on waiting, in this round; None if it may change."""
 
     # Speed and remaining work.
     model: ThroughputModel
@@ -292,7 +292,8 @@ class JobView:
 
     # Costs of a resize.
     resize_s: float = 30.0
-    """Expected pause of training at a resize, in seconds. If `shrink_s` is given, only for resizes that add GPUs."""
+    """Expected pause of training at a resize, in seconds. If `shrink_s` is given, this is the pause at resizes that add
+    GPUs."""
     shrink_s: float | None = None
     """Expected pause of training when the job gives up GPUs, in seconds; None if it is `resize_s`."""
     prepare_s: float = 0.0
@@ -386,9 +387,11 @@ class Schedule:
     weighed: Mapping[int, tuple[Weighed, ...]] = field(default_factory=dict)
     """Sizes of highest worth for each job that may change, best first; empty if the policy does not weigh sizes."""
     gains: Mapping[int, float] = field(default_factory=dict)
-    """Worth of each further borrowed GPU, by job id, for jobs that borrow; empty if the policy cannot compute it."""
+    """Worth of one more borrowed GPU to each job that grows by guests, by job id; empty if the policy cannot compute
+    it."""
     refused: Mapping[int, Reason] = field(default_factory=dict)
-    """Limit of the site that gave a job less, by job id. The room `rules` fills it in; policies leave it empty."""
+    """Limit of the site that keeps a job from more GPUs, by job id. The room `rules` fills it in; policies leave it
+    empty."""
     promises: Mapping[int, Promise] = field(default_factory=dict)
     """Deadlines that this schedule promises or refuses, by job id. The caller then sets the job's `promised`. A promise
     is never taken back; a refused deadline may be promised later."""

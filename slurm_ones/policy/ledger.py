@@ -1,8 +1,8 @@
 """Ledger of free resources on nodes, and best-fit placement of shapes.
 
-A search compares K candidate schedules at once. `count_nodes`, `parts_that_fit` and `take_parts` therefore do the
-ledger's work for K clusters, on arrays (K, P + 1): how many nodes have 0 to P free GPUs. Nodes with equally many free
-GPUs are interchangeable.
+A search compares K candidate schedules at once. For it, `count_nodes`, `parts_that_fit` and `take_parts` do the same on
+arrays (K, P + 1): the number of nodes with 0 to P free GPUs in each schedule. Nodes with equally many free GPUs are
+interchangeable.
 """
 
 from __future__ import annotations
@@ -101,8 +101,8 @@ class Ledger(Mapping[str, int]):
 
     @classmethod
     def of_partition(cls, snapshot: Snapshot, name: str, whole_node_gpus: Mapping[str, int]) -> Ledger:
-        """Return a ledger of the GPUs that Slurm could allocate now on each node of a partition. It has none on a node
-        that accepts no jobs."""
+        """Return a ledger of the GPUs that Slurm could allocate now on each node of a partition. A node that accepts no
+        jobs has none."""
         partition = snapshot.partitions.get(name)
         if partition is None:
             return cls({})
@@ -238,15 +238,15 @@ def _resources(amount: int | Resources) -> Resources:
 
 
 def held_gpus(cluster: ClusterView, jobs: Sequence[JobView]) -> Ints:
-    """Return one row (job index, node index, GPUs) for each node of each job: (E, 3). Every node must be in the
-    cluster. (`fixed_jobs` finds jobs on other nodes.)"""
+    """Return an array (E, 3) with a row (job index, node index, GPUs) for each node of each job. Every node must be in
+    the cluster. (`fixed_jobs` finds jobs on other nodes.)"""
     index = {node.name: n for n, node in enumerate(cluster.nodes)}
     held = [(j, index[name], gpus) for j, job in enumerate(jobs) for name, gpus in job.nodes.items() if gpus]
     return np.array(held, dtype=np.int64).reshape(-1, 3)
 
 
 def count_nodes(free: Ints, node: Ints, gpus: Ints, stays: Bools, per_node: int) -> Ints:
-    """Count, for each of K candidate schedules, the nodes with 0 to P free GPUs: (K, P + 1).
+    """Return the number of nodes with 0 to P free GPUs in each of K candidate schedules: (K, P + 1).
 
     `free` (N,) are the GPUs of each node if no job stays. Entry e stands for `gpus[e]` GPUs of the node `node[e]`; they
     are taken in schedule k if `stays[k, e]`.
@@ -261,7 +261,7 @@ def count_nodes(free: Ints, node: Ints, gpus: Ints, stays: Bools, per_node: int)
 
 
 def parts_that_fit(nodes: Ints, size: int) -> Ints:
-    """Count how many parts of `size` GPUs, each on one node, fit the `nodes` (K, P + 1): (K,)."""
+    """Return how many parts (K,) of `size` GPUs, each on one node, fit the `nodes` (K, P + 1)."""
     return nodes @ (np.arange(nodes.shape[1]) // size)
 
 

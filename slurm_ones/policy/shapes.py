@@ -15,11 +15,11 @@ from ones_db.shape import Shape
 from slurm_ones.policy.contract import ClusterView, Ints, Limits, SizeRule
 
 ANY_QUANTUM = 2**62
-"""Upper bound of a quantum. It is larger than any batch, so that no batch is its multiple."""
+"""Upper bound of a quantum. It is larger than any batch, so that a job with this quantum has no valid batch."""
 EVERY_COUNT = 16
 """Number of nodes up to which every number of whole nodes is a size."""
 GROWTH = 1.25
-"""Factor from one number of nodes that is a size to the next, above `EVERY_COUNT` nodes."""
+"""Ratio of successive sizes above `EVERY_COUNT` nodes."""
 
 
 def shape_of(cluster: ClusterView, gpus: int) -> Shape | None:
@@ -123,8 +123,8 @@ def bounds(limits: Limits, gpus: Ints) -> tuple[Ints, Ints]:
 
 
 def quanta(limits: Limits, gpus: Ints, *, even: bool = False) -> Ints:
-    """Return the quantum of the global batch at each size (S,). With `even` it is raised, so that all replicas of a
-    step get equally many samples."""
+    """Return the quantum of the global batch at each size (S,). With `even` it is also a multiple of the number of
+    replicas, so that all replicas get equally many samples in a step."""
     own = max(limits.quantum, 1)
     if not limits.rules:
         return np.lcm(gpus, own) if even else np.full(len(gpus), own, dtype=np.int64)

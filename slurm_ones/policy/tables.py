@@ -135,7 +135,7 @@ class Tables:
     nodes: Ints
     """(U,) number of nodes that each size takes."""
     current: Ints
-    """(J,) column of the job's present size; 0 for a waiting job."""
+    """(J,) column of each job's present size; 0 for a waiting job."""
     allowed: Bools
     """(J, U) True if the job may have the size. Its present size is always allowed, size 0 never."""
     batch: Ints
@@ -279,8 +279,8 @@ def _finite(said: Floats, nan: float, infinite: float) -> Floats:
 
 
 def _counts(placeable: Set[int], limits: Limits, held: int) -> list[int]:
-    """Return the placeable sizes at which the limits allow some batch, ascending. The size that the job holds is
-    included."""
+    """Return those `placeable` sizes at which the limits allow some batch, ascending. The size that the job holds is
+    always included."""
     sizes = np.array([n for n in limits.gpus if n in placeable], dtype=np.int64)
     least, most = bounds(limits, sizes)
     found = set(sizes[least <= most].tolist())
@@ -335,8 +335,8 @@ def requested_allocation(cluster: ClusterView, job: JobView) -> Allocation | Non
 
 
 def _clamped(job: JobView, batch: int, gpus: Ints) -> Ints:
-    """Return the batch (S,) at each size, rounded and clamped to the limits. Where no batch is allowed, it is the
-    present one."""
+    """Return the batch (S,) at each size, rounded and clamped to the limits. At a size without a valid batch it is the
+    present batch."""
     least, most = bounds(job.limits, gpus)
     quantum = quanta(job.limits, gpus)
     near = np.minimum(np.maximum(np.round(batch / quantum).astype(np.int64) * quantum, least), most)

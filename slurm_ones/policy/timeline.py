@@ -81,8 +81,8 @@ class FreeTimeline:
 
     @classmethod
     def of(cls, gpus: int, moments: Iterable[float], now: float, reserved: Sequence[Reserved] = ()) -> FreeTimeline:
-        """Return the timeline of `gpus` GPUs minus the reserved ones. It is cut at `moments` (seconds from now), and
-        where a reservation starts or ends. It ends at the last finite moment."""
+        """Return the timeline of `gpus` GPUs minus the reserved ones. An interval ends at each of `moments` (seconds
+        from now), and where a reservation starts or ends. The timeline ends at the last finite moment."""
         last = max((m for m in moments if np.isfinite(m)), default=NEAR_S)
         edges = [m for m in moments if 0 < m < last]
         edges += [at - now for one in reserved for at in (one.start, one.end) if 0 < at - now < last]
@@ -104,8 +104,8 @@ class FreeTimeline:
         return np.where(self.starts < until_s, gpus, 0).astype(np.int64)
 
     def fill(self, curve: SpeedCurve, first: int | None = None) -> Filled:
-        """Return the filling at the lowest level at which the job finishes by its deadline. If there is none, use the
-        level at which it does the most work.
+        """Return the filling at the lowest level at which the job finishes by its deadline. If there is no such level,
+        return that of the level at which the job does the most work.
 
         With `first`, the job has this number of GPUs in the first interval, whatever the level.
         """
@@ -134,8 +134,7 @@ class FreeTimeline:
         return Filled(gpus.astype(np.int64), share, gpu_s)
 
     def taken(self, filled: Filled, least: int = 0) -> FreeTimeline:
-        """Return the timeline minus the GPUs of a filled job. Its `least` GPUs were never free here, so they are not
-        subtracted."""
+        """Return the timeline minus the GPUs of a filled job, but for its `least` GPUs: these were never free here."""
         return self.less(np.maximum(filled.gpus - least, 0))
 
 
