@@ -29,10 +29,10 @@ NO_GUESTS: Guests = {}
 
 @dataclass(frozen=True)
 class WholeJob:
-    """A user's job of one or more blocks; Slurm takes each block for a job of its own."""
+    """A user's job of one or more blocks. To Slurm each block is a separate job."""
 
     job_id: int
-    """Id of the job, or of its array, as it stands in the job's files, orders and records."""
+    """Id of the job, or of its array, as used in the job's files, orders and records."""
     restart: int
     """Number of the job's present run: Slurm's restart count for a plain job, the term for a job of blocks."""
     blocks: tuple[SlurmJob, ...]
@@ -44,12 +44,12 @@ class WholeJob:
     guests, it is a guest with the queue that the database has stored for the job."""
     submit_time: float
     key: JobKey
-    """Id by which Slurm's commands name the job. For a waiting job of blocks this is the array. If one of its blocks
-    was changed separately, it is the block that starts first."""
+    """Id of the job in Slurm's commands. For a waiting job of blocks it is the array or, if a block was changed
+    separately, the block that starts first."""
     by_blocks: bool = False
     """True if blocks join and leave during training. A plain job has one block and is resized by a requeue."""
     refusal: Reason | None = None
-    """Reason against resizing that comes from comparing the blocks; None if there is none."""
+    """Reason against resizing that was found by comparing the blocks; None if there is none."""
     guests: frozenset[int] = frozenset()
     """Task numbers of the job's guest blocks, waiting or running."""
 
@@ -127,8 +127,8 @@ class WholeJob:
 
     @property
     def run_start(self) -> float:
-        """Start of the job's present run. For a job of blocks, the time of submission, since Slurm does not know its
-        runs (terms)."""
+        """Start of the job's present run. For a job of blocks it is the time of submission, since Slurm does not know
+        its terms."""
         return self.submit_time if self.by_blocks else self.start_time
 
     @property
@@ -208,7 +208,7 @@ def is_guest(job: SlurmJob, guests: Guests) -> bool:
     """Tell whether a block is in a queue of guests, named by the settings or by the owner's comment.
 
     A comment names the queue into which the job's own launcher moves blocks. The companion releases no guest there. If
-    Slurm does not preempt this queue, waiting jobs are served as if the block were no guest.
+    Slurm does not preempt jobs of this queue, such a block is given back to waiting jobs like any other block.
     """
     names = ",".join(job.partitions), job.qos, job.account
     own = (all(one in ("", name) for one, name in zip(queue, names, strict=False)) for queue in guests.values())
@@ -297,8 +297,8 @@ def _blocks_refusal(blocks: Sequence[SlurmJob], others: str, count: int, known: 
 
 
 def _representative(blocks: Sequence[SlurmJob]) -> SlurmJob:
-    """Return the block whose state is the job's. A running block comes first, then another active one, one that may
-    start, the block that ended last, a held one. So held tasks do not keep an ended job alive."""
+    """Return the block whose state counts as the job's. It is a running block or else, in this order: another active
+    one, one that may start, the one that ended last, a held one. So held tasks do not keep an ended job alive."""
     live = [job for job in blocks if not job.ended]
     active = [job for job in live if job.running] or [job for job in live if not job.pending]
     startable = [job for job in live if job.pending and not job.held]
@@ -327,8 +327,8 @@ class Elastic:
 
     @property
     def shape(self) -> Shape:
-        """Shape that the job has or asks for. It is 1 × all GPUs if the nodes do not have equally many of the job's
-        GPUs."""
+        """Shape that the job has or asks for. It is 1 × all GPUs if the job has different numbers of GPUs on its
+        nodes."""
         running = self.job.running_blocks
         if len(running) < 2:
             return self.shape_of(running[0] if running else self.job.first)
@@ -383,7 +383,7 @@ class Elastic:
 
 @dataclass(frozen=True)
 class Observation:
-    """Observation of one tick: the whole queue, and the jobs that opted in and have not ended."""
+    """Result of one tick's observation: Slurm's snapshot, and the jobs that opted in and have not ended."""
 
     snapshot: Snapshot
     elastic: dict[int, Elastic]

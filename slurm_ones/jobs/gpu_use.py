@@ -1,8 +1,8 @@
 """GPU use of each job, as measured by Slurm, or else as reported by the job.
 
 A job is idle if the mean use of its GPUs over `limits.idle_s` is below `limits.idle_use`. Reports count only for times
-of training, and the mean starts again when the job's ranks change. So a block that loads, joins or waits does not look
-idle.
+of training, and the mean starts again when the job's ranks change. So a block that loads data, joins or waits does not
+look idle.
 
 Reports do not count for a job that Slurm measures. A job that falsely reports little use loses only the GPUs by which
 it grew. A false report of much use has the same effect as no report.

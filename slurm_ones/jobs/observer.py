@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 
 
 AT_ONCE = 1000
-"""Largest number of arrays whose task throttle is read in one tick."""
+"""Largest number of arrays whose task throttle is read from Slurm in one tick."""
 
 
 class Observer:
@@ -170,7 +170,7 @@ class Observer:
         return seen | {id_: replace(seen[id_], refusal=reason("task_counts")) for id_ in refused}
 
     def _within_reach(self, seen: dict[int, Elastic]) -> dict[int, Elastic]:
-        """Return all jobs. A job gets a refusal if orders cannot reach it, or if another companion acts on it."""
+        """Return all jobs, with a refusal for each job that orders cannot reach, or on which another companion acts."""
         self._files.forget(seen)
         self._silent = {id_: problem for id_, problem in self._silent.items() if id_ in seen}
         read = {job_id for job_id, _ in self._specs}
@@ -405,7 +405,7 @@ class DrainReports:
         return min(time, self._clock())
 
     def gone(self, job: WholeJob, restart: int) -> bool:
-        """Tell whether the run, which had drained, reported that its processes end."""
+        """Tell whether the drained run has reported that its processes end."""
         self._observer.collect([job], now=self._clock())
         runs = self._store.runs(job.job_id)
         return any(run.restart == restart and run.end_reason == "drained" for run in runs)

@@ -1,11 +1,12 @@
-"""Agreement between two companions of the same job, its owner's and the site's: one of them yields.
+"""Agreement between two companions of the same job, its owner's and the site's: one of them yields, and leaves the job
+to the other.
 
 While the site's companion acts, it touches a file in its spool again and again: the mark. The owner's companion yields
 on every job that reads orders from a spool with a recent mark. The owner's companion writes its orders into the job's
 directory. The site's companion yields on a job whose newest order there is recent.
 
-If both start in the same second, the job obeys the order with the higher number. The other companion then gives up its
-resize without notifying the job.
+If both start in the same second, the job obeys the order with the higher number. The companion whose order was not
+obeyed gives up its resize without notifying the job.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from slurm_ones.jobs.elastic import WholeJob
 from slurm_ones.untrusted_files import NotBelieved, job_directory, read_file, status_of
 
 YIELD_S = 300.0
-"""Age, in seconds, up to which a mark or an order shows that the companion that wrote it acts."""
+"""Age, in seconds, up to which a mark or an order shows that its companion is active."""
 
 
 class OtherCompanion:

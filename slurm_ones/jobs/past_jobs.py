@@ -24,9 +24,9 @@ from slurm_ones.slurm.sacct import AccountingRow
 
 
 class PastJobs:
-    """Converter from accounting rows to ended jobs. The rows come in spans of time, in order of the runs' ends.
+    """Converter from accounting rows to ended jobs. The rows are read in spans of time, in order of the runs' ends.
 
-    The rows of a requeued job are kept until its last run comes. A job whose last run never came is left out; a later
+    The rows of a requeued job are kept until its last run is read. A job whose last run is missing is left out; a later
     import finds it.
     """
 
@@ -167,7 +167,7 @@ def _job(job_id: int, first: AccountingRow, last: AccountingRow, restart: int, s
 
 
 def _shape(nodes: int, gpus: int) -> Shape:
-    """Return the shape; 1 × all GPUs if the nodes do not have equally many of the GPUs."""
+    """Return the shape; 1 × all GPUs if the GPUs are not divided evenly among the nodes."""
     each, rest = divmod(gpus, max(nodes, 1))
     return Shape(1, gpus) if rest else Shape(nodes, each)
 

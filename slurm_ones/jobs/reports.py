@@ -1,8 +1,8 @@
 """Reader of jobs' reports: a bounded part at a time, each line checked, a bad line dropped.
 
-A job's user can write anything into its reports. The checks protect the database and the clocks. Each line has the
-right form, the numbers of lines rise at a plausible rate, and times lie within the run by Slurm's clock. Samples count
-as far as the job's steps and its position in the data confirm them (`confirmed`).
+A job's user can write anything into its reports. The checks protect the database and the clocks. Each line must have
+the right form, and its time must lie within the run by Slurm's clock. The numbers of lines must rise at a plausible
+rate. Samples count only as far as the job's steps and its position in the data confirm them (`confirmed`).
 
 No check here can tell whether a job trains at all. `learn` bounds what a user can gain by consistent lies.
 """
@@ -56,9 +56,9 @@ MAX_BYTES = 1 << 20
 MAX_LINES = 2_000
 """Largest number of lines, good or bad, read from one job in a tick. Further lines wait for the next tick."""
 LEAST_LINES = 64
-"""Number of lines that may be read from each job in any case: more than a job writes in a minute."""
+"""Number of lines that may always be read from a job in a tick: more than a job writes in a minute."""
 ALL_LINES = 100_000
-"""Number of lines read from all jobs together at a time; exceeded if `LEAST_LINES` for each job are more."""
+"""Number of lines read from all jobs together in a tick; exceeded if `LEAST_LINES` for each job are more."""
 BURST = 2_000
 PER_S = 2.0
 """Reports per second since the run's start that are accepted, in addition to `BURST`. This bounds a run's rows in the
@@ -83,7 +83,7 @@ def lines_per_job(jobs: int) -> int:
 
 def highest_number(job: WholeJob, restart: int, now: float, others: int = 0) -> int:
     """Return the highest report number that this run can plausibly have reached by now. All runs of a job of blocks
-    share one allowance; `others` counts the reports of the other runs."""
+    share one bound; `others` is the number of reports of the other runs."""
     since = job.run_start if restart == job.restart and job.run_start else job.submit_time
     return BURST + int(PER_S * max(now - since, 0.0)) - others
 
@@ -180,12 +180,11 @@ def _within_run(lines: Sequence[ReportLine], job: WholeJob, restart: int, now: f
 
 
 Measured: TypeAlias = Hello | Throughput
-"""Report at which a stretch of steps begins or ends. It has the number of steps and the position in the data."""
+"""Report with a step number and a position in the data. Two successive ones bound the samples used between them."""
 
 
 def last_measured(reports: RunReports) -> Measured | None:
-    """Return the newest Hello or Throughput report, at which the next stretch of steps begins; None if there is
-    none."""
+    """Return the newest Hello or Throughput report; None if there is none."""
     return next((line.report for line in reversed(reports.lines) if isinstance(line.report, (Hello, Throughput))), None)
 
 
@@ -274,8 +273,8 @@ def _lines(
 
 
 TICKS = 3
-"""Number of ticks for which a running job's files may be missing; then it is refused. `ones-run` makes the job's
-directory before anything else."""
+"""Number of ticks for which a running job's files may be missing before it gets a refusal. (`ones-run` makes the job's
+directory before anything else.)"""
 
 
 class JobDirectories:
@@ -368,8 +367,8 @@ class _Note:
 
 
 class Notes:
-    """Doubts about each job's reports, for its owner. A note is shown as long as the problem lasts and for `STAYS_S`
-    more."""
+    """Problems of each job's reports, shown to its owner. A note is shown as long as the problem lasts and for
+    `STAYS_S` more."""
 
     def __init__(self) -> None:
         self._notes: dict[int, _Note] = {}

@@ -24,11 +24,12 @@ AT_ONCE = 16
 """Largest number of terms by which a job may advance in one tick. Further terms wait for the next tick."""
 BURST = 64
 PER_S = 0.1
-"""Terms per second since its submission that a job may reach, in addition to `BURST`."""
+"""Largest number of terms of a job for each second since its submission, in addition to `BURST`."""
 
 
 def next_term(before: int, said: int, submit_time: float, now: float) -> tuple[int, str]:
-    """Return the term to store for a job in term `before` that reports term `said`, and a problem in words or ''."""
+    """Return the term to store for a job whose stored term is `before` and that reports term `said`. Also return a
+    problem in words, or ""."""
     if said < before:
         return before, f"spec.json: term {said} comes after {before}"
     highest = BURST + int(PER_S * max(now - submit_time, 0.0))
@@ -56,7 +57,7 @@ class Terms:
         self._no_more: dict[int, bool] = {}
         """True, by array id, for an array that was one job of blocks and whose tasks now opt in as separate jobs."""
         self.problems: dict[int, str] = {}
-        """Doubts about a job's term, in words."""
+        """Problem with each job's reported term, in words, by job id."""
 
     def jobs(self, snapshot: Snapshot) -> dict[int, WholeJob]:
         """Return all jobs of a snapshot by id. Jobs of blocks are in their present term."""
@@ -82,8 +83,8 @@ class Terms:
                 self._spans.pop(array, None)
 
     def no_more(self, tasks: Mapping[int, Sequence[SlurmJob]]) -> set[int]:
-        """Return the arrays that were a job of blocks, but whose comments no longer say so. Each remains one job,
-        because its scripts train together, and its records have the array's id."""
+        """Return the arrays that were a job of blocks, but whose comments no longer say so. Each is still treated as
+        one job, because its scripts train together, and its records have the array's id."""
         new = [array for array in tasks if array not in self._no_more]
         stored = self._store.jobs(new) if new else {}
         self._no_more = {array: was for array, was in self._no_more.items() if array in tasks}
@@ -93,7 +94,7 @@ class Terms:
         return {array for array, was in self._no_more.items() if was}
 
     def stored(self, records: Mapping[int, JobRecord]) -> None:
-        """Remember these records, if they are of jobs of blocks, as the last stored ones."""
+        """Remember these records as the last stored ones of their jobs, if these are jobs of blocks."""
         for array, record in records.items():
             if array in self._known:
                 self._known[array] = record
@@ -183,8 +184,8 @@ class Terms:
 
 
 def _same(record: JobRecord, records: Sequence[SlurmJob]) -> bool:
-    """Tell whether the record is of this array, and not of an earlier one with the same id. The submission times show
-    it."""
+    """Tell whether the record is of this array, and not of an earlier one with the same id, by the times of
+    submission."""
     submitted = min(job.submit_time for job in records)
     return submitted <= record.submit_time or any(job.restart for job in records)
 
@@ -209,7 +210,7 @@ def _block_record(array: int, elastic: Elastic, job: SlurmJob) -> BlockRecord:
 
 
 def _gone(record: BlockRecord, snapshot: Snapshot) -> BlockRecord:
-    """Return the closed record of a block that Slurm requeued or forgot, or whose job is no longer observed."""
+    """Return the record of a block that Slurm requeued or forgot, or whose job is no longer observed, with its end."""
     job = snapshot.jobs.get(record.slurm_id)
     if job is not None and job.restart == record.restart and not job.pending:
         return replace(record, state=job.state.value, end_time=job.end_time if job.ended else None)
