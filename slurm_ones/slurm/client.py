@@ -80,7 +80,8 @@ class SlurmClient(Protocol):
         """Read all jobs, nodes, partitions and reservations in a constant number of calls."""
 
     def job(self, job_id: JobKey) -> SlurmJob:
-        """Read one job or array task. Of waiting tasks in one record, the result is the named one."""
+        """Read one job or array task. If Slurm has one record for several waiting tasks, the result is for the named
+        task."""
 
     def tasks(self, array_id: int) -> tuple[SlurmJob, ...]:
         """Read the tasks of a job array that Slurm still knows, one record for each task, ascending.
@@ -145,9 +146,9 @@ class SlurmClient(Protocol):
     def defer(self, job_id: JobKey, until: float) -> None:
         """Delay a pending job's start to `until` (Unix seconds) at the earliest; a past time lets it start at once.
 
-        Consistency: the delay is no hold. It ends by itself even if the caller fails, and a hold with its release does
-        not end it. The job's `eligible_time` shows the delay, rounded up to the whole second.
-        Raises: `Refused` for a job that is not pending.
+        Consistency: the delay is no hold. It ends by itself even if the caller fails; a hold or its release does not
+        end it. The job's `eligible_time` shows the delay, rounded up to the whole second. Raises: `Refused` for a job
+        that is not pending.
         """
 
     def few_switches(self, job_id: JobKey, most: int) -> None:
@@ -216,11 +217,11 @@ def leader_only(client: SlurmClient, check: Callable[[], None]) -> SlurmClient:
     a release sends up to four commands in a row. The next call checks again, and so does each write to the database.
 
     Such a late call is mostly harmless, since the new leader reads the job from Slurm before each action. A job that is
-    released or deferred twice starts at another time than was meant. A waiting job gets a shape that is within its
-    limits (Slurm refuses to reshape a running job). A job ignores orders older than its newest. Two late calls do harm.
-    The requeue of a job that has restarted meanwhile loses the work since its last checkpoint, and leaves the job in a
-    user hold. The hold of a running job takes effect at its next requeue. The job's owner or an operator can release
-    the job in both cases. So leadership is checked after each call as well; if it was lost, the log names the call.
+    released or deferred twice starts at an unintended time. A waiting job gets a shape that is within its limits (Slurm
+    refuses to reshape a running job). A job ignores orders older than its newest. Two late calls do harm. A requeue of
+    a job that has restarted meanwhile loses the work since its last checkpoint, and leaves the job in a user hold. A
+    hold of a running job takes effect at its next requeue. The job's owner or an operator can release the job in both
+    cases. So leadership is checked after each call as well; if it was lost, the log names the call.
     """
     return cast(SlurmClient, _LeaderOnly(client, check))
 

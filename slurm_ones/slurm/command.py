@@ -101,7 +101,7 @@ _ANSWERS: tuple[tuple[type[SlurmError], re.Pattern[str]], ...] = (
 _CPUS_PER_GPU = re.compile(r"\bCpusPerTres=gres:gpu(?::[^:\s]+)?:(\d+)")
 _SENT = "Job is in transitional state, retrying"
 MOST_NAMED = 10_000
-"""Most job ids in one command: the kernel takes 128 KiB for an argument."""
+"""Largest number of job ids in one command, since the kernel takes 128 KiB for an argument."""
 
 
 def error_of(what: str, answer: str) -> SlurmError:

@@ -193,7 +193,8 @@ class SlurmJob:
 
     @property
     def gpus_each(self) -> int:
-        """GPUs on each of the job's nodes; of a total GPU count, the total divided by nodes, rounded up."""
+        """GPUs on each of the job's nodes. For a total GPU count, it is the total divided by the number of nodes,
+        rounded up."""
         return self.gpus_per_node or -(-self.gpus_total // max(self.nodes, 1))
 
     @property

@@ -106,7 +106,7 @@ _STANDS_FOR = {
     **dict.fromkeys(("CONFIGURING", "RESIZING", "SIGNALING", "STOPPED"), JobState.RUNNING),
     **dict.fromkeys(("REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"), JobState.PENDING),
 }
-"""Base state that each flag implies if Slurm shows only the flag. COMPLETING implies none."""
+"""Base state that is assumed for each flag if Slurm shows only the flag; none for COMPLETING."""
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """Slurm's accounting, read by `sacct`: jobs that ran before the companion did, in releases 22.05 to 26.05.
 
-`sacct` is asked for lines with separators. Its JSON lists every step, is ten times longer and must be read whole. The
+`sacct` prints lines with separators here. Its JSON lists every step, is ten times longer and must be read whole. The
 two texts that users write are the last fields, and a random separator is drawn for each call. So a job's comment or
 name cannot pass for another field or row.
 """
@@ -31,7 +31,7 @@ RESTARTS = "Restarts"
 OWN = ("Comment", "JobName")
 """Fields that users write."""
 MOST = 2**53
-"""Largest number accepted in a row."""
+"""Largest number accepted in a field of a row."""
 LONGEST = 65_536
 """Longest accepted row, in bytes."""
 TIMEOUT_S = 600.0
@@ -66,7 +66,7 @@ class Rejected:
 
 @dataclass(frozen=True)
 class AccountingRow:
-    """One run of a job, or one wait in the queue that ended without a run. Times are Unix seconds."""
+    """One run of a job, or a wait in the queue that ended without a run. Times are Unix seconds."""
 
     job_id: int
     restart: int | None
