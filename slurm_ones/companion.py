@@ -43,7 +43,7 @@ from slurm_ones.slurm.parse import enforces_limits, hides_gpus, release_of
 log = logging.getLogger(__name__)
 
 NODES_S = 300.0
-"""Seconds between two updates of the list of slow nodes and of the times for which guests run."""
+"""Seconds between two updates of the list of slow nodes and of the run times of guests."""
 
 
 @dataclass(frozen=True)
@@ -189,8 +189,8 @@ class Companion:
         return self._quotas.now(seen)
 
     def _fused(self, seen: Observation, busy: Collection[int]) -> dict[int, int]:
-        """Return the carrier of each pending job that trains within another job. It is empty in advise mode and while
-        the stop file exists."""
+        """Return the carrier of each pending job that trains within another job, by job id. Return none in advise mode,
+        and while the stop file exists."""
         if not self._actor.acting or self.settings.stopped:
             return {}
         return self._fusions.follow(seen, busy)
@@ -220,8 +220,8 @@ class Companion:
         )
 
     def _asked_once(self, what: str, ask: Callable[[], bool]) -> bool:
-        """Return the answer to a question about this Slurm. It is asked when it is first needed, and again only after a
-        refusal; after a refusal the answer is False."""
+        """Return the answer to a question about this Slurm. Slurm is asked at the first call, and again only if it
+        refused to answer; the answer is False then."""
         if what not in self._facts:
             try:
                 self._facts[what] = ask()

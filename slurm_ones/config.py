@@ -90,7 +90,7 @@ class ResizeSettings(_Section):
     max_wait_s: Seconds = Field(300, gt=0)
     """longest time that a resized job may wait to start; then it gets its old shape back"""
     blocks_wait_s: Seconds = Field(60, gt=0)
-    """longest time that a new block may wait to join its job; then the change is taken back"""
+    """longest time that a new block may wait to join its job; then the change is rolled back"""
     drain_timeout_s: Seconds = Field(300, gt=0)
     """longest time from the order to drain until the job has written its checkpoint; then the resize is given up"""
     start_timeout_s: Seconds = Field(300, gt=0)
@@ -105,9 +105,9 @@ class ResizeSettings(_Section):
     """with start_now, time from the end of a job's last run until the job is released. Slurm may still be ending that
     run"""
     advance_s: Seconds = Field(1.0, gt=0)
-    """time between two looks at open resizes, between ticks"""
+    """time between two attempts to advance open resizes, between ticks"""
     leave_s: Seconds = Field(60, ge=0)
-    """longest time that a companion which is stopped takes to release the jobs that it holds"""
+    """longest time that a companion takes to release the jobs that it holds, when it is stopped"""
     shrink: bool = True
     """true: running jobs may lose GPUs so that others can start or grow"""
     preempt: bool = True
@@ -134,24 +134,24 @@ class LimitSettings(_Section):
     gpus_per_account: Count | None = None
     """GPUs up to which the elastic jobs of one account may grow together; none: no limit"""
     gpus_of_user: dict[str, Count] = {}
-    """gpus_per_user for single users"""
+    """limits of single users, in place of gpus_per_user"""
     gpus_of_account: dict[str, Count] = {}
-    """gpus_per_account for single accounts"""
+    """limits of single accounts, in place of gpus_per_account"""
     growth_cost: float = Field(1.1, ge=1)
     """most GPU-hours that a growing job may use, as a multiple of those at its requested size, if growth is charged.
     `cost=` in the job's comment replaces it"""
     resizes_per_hour: Count | None = None
-    """most resizes within an hour that interrupt one job; none: as many as the dwell time allows"""
+    """largest number of resizes per hour that interrupt one job; none: as many as the dwell time allows"""
     resizes_per_job: Count | None = None
-    """most resizes over its life that interrupt one job; none: no limit"""
+    """largest number of resizes in a job's life that interrupt it; none: no limit"""
     near_end_s: Seconds | None = Field(None, ge=0)
     """a job that is expected to end within this time is not resized. Without a value: twice the pause of a resize, at
-    most half an hour. For a job of blocks: the time that new blocks take to join"""
+    most half an hour; for a job of blocks, the time that new blocks take to join"""
     near_limit_s: Seconds = Field(300, ge=0)
     """a job that reaches its time limit within this time, or within half of a shorter limit, is not resized"""
     idle_use: float = Field(0, ge=0, le=1)
-    """a job whose GPUs are in use for a smaller fraction of the time is idle: it does not grow, and gives back what it
-    grew; 0: no job is idle"""
+    """a job whose GPUs are in use for a smaller fraction of the time is idle: it does not grow, and gives its growth
+    back; 0: no job is idle"""
     idle_s: Seconds = Field(1800, gt=0)
     """time over which the use of GPUs is measured for idle_use"""
 
@@ -317,8 +317,8 @@ class Settings(_Section):
     whole_node_gpus: dict[str, Annotated[int, Field(ge=1)]] = {}
     """GPUs per node of partitions whose nodes have no GRES in Slurm"""
     taper: float = Field(1.0, ge=1)
-    """how many times as long gradients take across leaf switches as below one. If it is above 1 and Slurm knows the
-    topology, policies take it into account, and Slurm is asked to use few switches"""
+    """time of a gradient exchange across leaf switches, as a multiple of its time below one switch. If it is above 1
+    and Slurm knows the topology, policies take it into account, and Slurm is asked to use few switches"""
     gpu_speeds: dict[str, Annotated[float, Field(gt=0)]] = {}
     """guess of the compute speed of each Slurm GPU type, relative to the others. It is used until jobs have shown it"""
     guests: dict[str, Annotated[GuestSettings, Field(strict=False)]] = {}

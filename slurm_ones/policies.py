@@ -1,5 +1,5 @@
-"""Registry of policies by name: those built in, which are every class of `slurm_ones.rivals` and `ones`, and those of
-other distributions."""
+"""Registry of policies by name: the built-in ones, which are all policies in `slurm_ones.rivals` and `ones`, and those
+of other distributions."""
 
 from __future__ import annotations
 

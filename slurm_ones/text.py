@@ -96,7 +96,7 @@ def starts(resizes: Sequence[ResizeRecord], runs: Mapping[tuple[int, int], RunRe
     """Describe the phases of the start that followed each requeue, by the resize's id. `runs` are keyed by job id and
     restart.
 
-    If several resizes belong to one run, only the last is described: the earlier ones were taken back before the run
+    If several resizes belong to one run, only the last is described: the earlier ones were rolled back before the run
     ended.
     """
     requeued = [resize for resize in resizes if resize.restart >= 0 and resize.mechanism == "requeue"]
