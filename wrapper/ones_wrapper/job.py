@@ -437,7 +437,8 @@ class Job:
         after the last turn. In a block that joins, the first turn waits until the block is admitted.
 
         Leaving the loop by `break` or `return` ends the training, and writes the last checkpoint. The job's next start
-        then skips the loop, unless init's `epochs` has changed. All ranks must leave together.
+        then skips the loop, unless init's `epochs` has changed, or the loop was left after a signal. All ranks must
+        leave together.
         """
         run = self._run
         if run.left:
