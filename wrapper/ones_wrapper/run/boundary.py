@@ -1,10 +1,10 @@
-"""Step boundaries, at which all ranks act together: they agree on what orders and signals ask for.
+"""Step boundaries, at which all ranks agree on what orders and signals request, and act on it together.
 
-The agreement is begun at one boundary and obeyed at the next. It is one maximum over three integers: whether any rank
-asks for anything, and the most and fewest exchanges of gradients that ranks have begun, which must be equal. If one
-asks, a second maximum over ten integers says for what (and two for each rank, if shares are uneven). If this would cost
-more than `SHARE` of a step, or several steps make up `EVERY_S`, the ranks agree only at every n-th boundary. Rank 0
-gives n, as part of the agreement.
+An agreement begins at one boundary and is acted on at the next. It is an all-reduce (maximum) of three integers:
+whether any rank requests anything, and the most and the fewest gradient exchanges that a rank has begun, which must be
+equal. If a rank has a request, a second all-reduce of ten integers follows (and two more for each rank, if shares are
+uneven). If agreements would take more than `SHARE` of a step, or steps are short compared with `EVERY_S`, the ranks
+agree only at every n-th boundary. Rank 0 chooses n, and sends it with the agreement.
 """
 
 from __future__ import annotations
@@ -22,44 +22,45 @@ from ones_wrapper.protocol import DRAIN_WAIT_S, Order
 from ones_wrapper.script.stuck import fewer_passes
 
 SHARE = 0.01
-"""Largest share of a step's time that agreements may take."""
+"""Largest share of a step's time that agreements may take, while they are at most `LONGEST_S` apart."""
 LONGEST_S = 1.0
 """Most seconds between two agreements, if steps are shorter."""
 EVERY_S = 0.1
-"""Seconds between two agreements that suffice, however little an agreement costs: a request waits at most this long."""
+"""Seconds between two agreements, even if they cost little. A request waits at most this long, or one step."""
 MOST_LEFT_OUT = 3
-"""Most boundaries in a row at which the ranks do not agree for the sake of `EVERY_S`."""
+"""Most consecutive boundaries without an agreement because of `EVERY_S`."""
 HELD_S = 30.0
-"""Most seconds for which an agreement is put off while gradients wait for an optimizer's step."""
+"""Most seconds for which requests are delayed because gradients have not been used by an optimizer."""
 _ASKS = 2**32
-"""Number that a rank with a request adds to the agreement's first integer. Rank 0's n is the part below."""
+"""Number that a rank with a request adds to the first integer of the agreement. The remainder modulo this number is
+rank 0's n."""
 
 BY_SIGNAL, BY_OWNER = 1, 2
-"""Causes of a stop; if both ask, the owner's is the one that lasts."""
+"""Causes of a stop. A stop by the owner is permanent, and so has the higher number."""
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """Actions that all ranks take at this step boundary."""
+    """Actions of all ranks at this step boundary."""
 
     stop: int
     """0, `BY_SIGNAL` or `BY_OWNER`."""
     checkpoint: bool
     number: int
-    """Number of the order in force, 0 for none."""
+    """Number of the newest order; 0 for none."""
     wanted: int
-    """Global batch that the order asks for, in samples; 0 for none."""
+    """Global batch of that order, in samples; 0 for none."""
     drain: bool
     measure: bool
-    """True if the measured gradient noise is summed up now."""
+    """True if the measurements of the gradient noise are added up now."""
     behind: bool
-    """True if the checkpoint may be written in the background, since nobody waits for it."""
+    """True if a checkpoint may be written in the background, since no request waits for it."""
     plan: int = 0
-    """Generation of the newest plan of a job of blocks, 0 for none."""
+    """Generation of the newest plan in a job of blocks; 0 for none."""
     change: int = 0
-    """The generation to change to now, 0 for none."""
+    """Generation to which the ranks change now; 0 for none."""
     measured: tuple[int, ...] = ()
-    """Speeds of ranks with uneven shares, as they measured them."""
+    """Numbers of `Uneven.proposal` from all ranks; empty if shares are even."""
 
 
 class Boundary:
@@ -72,33 +73,34 @@ class Boundary:
         self._began_s = self._held_since = 0.0
         self._counted = 0
         self.exchanges: Callable[[], int] = lambda: 0
-        """Returns the number of gradient exchanges that this rank has begun; it must be equal on all ranks."""
+        """Function that returns the number of gradient exchanges begun on this rank. It must be equal on all ranks."""
         self.members: Blocks | None = None
-        """The job's blocks, which take part in the agreement; None in a plain job."""
+        """The job's blocks, whose requests are part of the agreement; None in a plain job."""
         self.measured: Callable[[int, int], list[int]] = lambda rank, world: []
         self.lead(None, None, 0)
         self.ranks_changed(0, 0)
 
     @property
     def order(self) -> Order | None:
-        """The order in force on rank 0; None on other ranks."""
+        """The newest order on rank 0; None on other ranks."""
         return self._orders.order if self._orders is not None else None
 
     def lead(self, orders: OrderReader | None, requests: OwnerRequests | None, restart: int) -> None:
-        """Read the orders and requests of the run `restart` from now on; None on ranks but rank 0. Not collective."""
+        """Read orders and requests for the run `restart` from now on. Both arguments are None on all ranks but rank 0.
+        Not collective."""
         self._orders, self.requests, self._restart = orders, requests, restart
         self._told = (0, 0)
 
     def ranks_changed(self, applied: int, answered: int) -> None:
-        """Begin, or go on with new ranks. Not collective. No agreement of the previous ranks may be pending."""
+        """Begin with new ranks. No agreement of the previous ranks may be pending. Not collective."""
         assert self._later is None
         self.applied, self.answered = applied, answered
-        """Numbers of the order whose batch is in force, and of the last order to drain that was obeyed."""
+        """Number of the order whose batch is used, and number of the last drain that was carried out."""
         self._skip, self._cost_s = 0, 0.0
         self._told = (0, 0)
-        """Number and batch of the order that this rank last sent to the others."""
+        """(number, batch) of the last order that this rank sent to the others."""
         self._quiet = Agreement(0, False, 0, 0, False, False, True)
-        """The agreement if no rank asks for anything; there is no order at first."""
+        """Agreement for boundaries at which no rank has a request."""
 
     def _order(self) -> Order | None:
         if self._orders is None:
@@ -111,16 +113,17 @@ class Boundary:
         return self._orders.poll()
 
     def first_agreement(self) -> Agreement:
-        """Return the agreement before the first step: an order's batch counts, and its drain waits for a boundary."""
+        """Return the agreement before the first step. An order's batch is used at once; its drain waits for the first
+        boundary."""
         self._proposed = self._proposal(0, int(self._flags.checkpoint), 1, False, False)
         return self._agreed(self._group.maximum(self._proposed))
 
     def start_agreement(self, step_s: float, due: bool, measure: bool) -> None:
-        """Begin an agreement of all ranks on what is asked for now: a checkpoint, a change, an end. All ranks call this
-        at every step boundary, after they obeyed the last agreement. The exchange goes on during the next step, so that
-        no rank waits; if steps are short, some calls begin none. `step_s` is the length of a step in seconds. `due`
-        says whether it is time for a checkpoint, and `measure` whether to sum up the measured gradient noise: rank 0
-        decides both."""
+        """Begin an agreement of all ranks on the present requests: a checkpoint, a change, a stop. All ranks call this
+        at every step boundary, after they have acted on the last agreement. The all-reduce runs during the next step,
+        so that no rank waits. If steps are short, some calls do nothing. `step_s` is the length of a step in seconds.
+        On rank 0, `due` is True if a checkpoint is due, and `measure` if measurements of the gradient noise are to be
+        added up."""
         if self._skip > 0:
             self._skip -= 1
             return
@@ -143,8 +146,8 @@ class Boundary:
         self._began_s = time.perf_counter() - started
 
     def finish_agreement(self, unused: bool = False) -> Agreement | None:
-        """Return the agreement of the step that has just ended; None if there was none. All ranks call it. If any rank
-        has `unused` gradients, the agreement is put off, and its requests are made again."""
+        """Return the agreement that was begun at the last boundary; None if there was none. All ranks call this. If any
+        rank has `unused` gradients, which no optimizer has used, the requests are delayed and made again."""
         if self._later is None:
             return None
         later, self._later = self._later, None
@@ -181,7 +184,7 @@ class Boundary:
         return max(1, min(max(round(self._cost_s / (SHARE * step_s)), enough), int(LONGEST_S / step_s)))
 
     def _asks(self, proposal: list[int]) -> bool:
-        """Return whether other ranks must see this rank's proposal. They know an order that was sent before."""
+        """Return True if this rank's proposal has something that the other ranks do not know yet."""
         stop, asked, number, wanted, drain, _, look, due, plan, change, *measured = proposal
         new = any(measured[: len(measured) // 2])  # times; the samples that ranks hold are of no use without times
         return bool(stop or asked or drain or look or due or plan or change or new) or (number, wanted) != self._told
@@ -218,10 +221,10 @@ class Boundary:
         return Agreement(stop, bool(asked or due), number, wanted, bool(drain), bool(look), not asked, *also)
 
     def wait(self, number: int, over: bool) -> tuple[bool, bool]:
-        """Return (stop, carry on): all ranks call it again and again while drained by order `number`.
+        """Return (stop, carry on). All ranks call this repeatedly while they are drained by order `number`.
 
-        A newer order calls the drain off; a newer drain is obeyed at the next boundary. `over` on rank 0 says that no
-        requeue will come.
+        They carry on after a newer order; if that is a drain, it is obeyed at the next boundary. They also carry on if
+        `over` is True on rank 0: no requeue will come.
         """
         order = self._order()
         newer = order is not None and order.number > number
@@ -231,12 +234,13 @@ class Boundary:
 
 
 DRAIN_POLL_S = 0.1
-"""Seconds between two checks for a signal, a newer order or the end of the wait, while drained."""
+"""Seconds between two checks of drained ranks for a signal, a newer order or the end of the wait."""
 
 
 def wait_for_requeue(boundary: Boundary, number: int, goodbye: Callable[[], None]) -> str:
-    """Wait for the requeue after order `number`; return why to carry on, empty if a signal asks to stop. Collective. At
-    a requeue `srun` ends the ranks almost at once, so each rank calls `goodbye` as soon as the signal comes."""
+    """Wait for the requeue after drain order `number`. Return the reason to carry on, or '' if a signal requests a
+    stop. Collective. At a requeue `srun` ends the ranks almost at once, so that each rank calls `goodbye` as soon as
+    the signal comes."""
     wait_s = float(os.environ.get("ONES_DRAIN_WAIT_S") or DRAIN_WAIT_S)
     started = time.monotonic()
     while True:

@@ -1,4 +1,5 @@
-"""The ranks of a job of blocks, which change while it trains: from memory to memory, or by a new term."""
+"""The ranks of a job of blocks, which change during training: by state from memory, or by a checkpoint and a new
+term."""
 
 from __future__ import annotations
 
@@ -42,8 +43,9 @@ def start(
     spec_of: Callable[[], Spec],
     fits: Callable[[int], bool] = lambda world: True,
 ) -> Run:
-    """Return the run of ranks that came into their job. Collective. `fits` says whether the strategy can use N ranks,
-    and `spec_of` is called once it can. Ends the process if its ranks have to start again."""
+    """Return the run of a job of blocks, whose ranks have met (`entered`). Collective. `fits` returns True if the
+    strategy can use N ranks; `spec_of` is called once it can use these. Ends the process if its ranks must start
+    again."""
     group, blocks, leads = entered.group, entered.blocks, entered.leads
     assert isinstance(group, TorchGroup) and blocks is not None
     block, term = blocks.block, blocks.leader.term
@@ -61,7 +63,7 @@ def start(
 
 
 class ChangingRanks(FixedRanks):
-    """Hooks of a job of blocks on one rank, whose block begins a term or joins the blocks that train."""
+    """Hooks of a rank in a job of blocks. Its block begins a term, or joins the blocks that train."""
 
     def __init__(self, run: Run, group: TorchGroup, blocks: Blocks) -> None:
         self._run, self._group, self._blocks, self._machine = run, group, blocks, blocks.machine
@@ -127,7 +129,8 @@ class ChangingRanks(FixedRanks):
         raise SystemExit(0)
 
     def _warm_up(self) -> None:
-        """Make a forward and a backward pass on zeros, so that the first step is no slower than others."""
+        """Make a forward and a backward pass on zeros before joining, so that the first step is as fast as later
+        ones."""
         text = ""
         with suppress(RankError):  # a board that is lost shows soon
             text = self._group.on_first(self._blocks.shapes)
@@ -142,8 +145,9 @@ class ChangingRanks(FixedRanks):
         return self._run.loop.part.samples
 
     def _coming_samples(self, batch: int, world: int) -> int:
-        """Samples of this rank's first pass, as far as they are known before there is a plan. The order in force
-        decides; without one this block is to join `world` ranks that train at this batch. Collective over the block."""
+        """Return the expected number of samples in this rank's first pass, before there is a plan. It follows from the
+        newest order. Without an order, this block joins `world` ranks that train with `batch`. Collective over the
+        block."""
         wanted, blocks = self._group.on_first(self._blocks.ordered)
         batch, world = wanted or batch, (blocks * self._group.world) or (world + self._group.world)
         division = replicas.divide(self._run.sizes.spec, world, 0)
@@ -182,8 +186,8 @@ class ChangingRanks(FixedRanks):
             run.loop.first_steps.say(mistakes.HOLDS_NEXT)
 
     def _end_term(self) -> None:
-        """Write the checkpoint with which the next term begins, and end these ranks; return if it cannot be written.
-        The launchers of blocks that stay start their ranks again."""
+        """Write the checkpoint for the next term, and end these ranks; the launchers of blocks that stay start them
+        again. Returns if the checkpoint cannot be written."""
         run, blocks, began = self._run, self._blocks, time.time()
         run.records.flush()
         plan, why = blocks.coming, ""
@@ -312,7 +316,7 @@ class ChangingRanks(FixedRanks):
         self._blocks.give_up(why)
 
     def _abandon(self, why: str) -> None:
-        """End this process while the script's thread waits for other ranks that the link found lost."""
+        """End this process after the link found other ranks lost, although the script's thread still waits for them."""
 
         def end() -> None:
             with suppress(Exception):
@@ -322,7 +326,7 @@ class ChangingRanks(FixedRanks):
         self._ending.by_watch(lambda: self._give_up(why, why), end)
 
     def _rescue(self) -> None:
-        """Write a checkpoint if this rank's model is whole and no other rank writes."""
+        """Write a checkpoint if this rank has a consistent state, and no other rank writes one."""
         run, folder, term = self._run, self._blocks.folder, self._term
         state, step = run.keeping.state, run.progress.step
         if state is None or self.joining or not self._whole or not rescue.claim(folder.path, term):

@@ -1,4 +1,4 @@
-"""Control of a run by orders, signals and the job's owner: all ranks obey at the same step boundary."""
+"""Control of a run by orders, signals and the job's owner. All ranks obey at the same step boundary."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Control:
         self._measured_at = time.monotonic()
 
     def lead(self, restart: int) -> None:
-        """Have rank 0, and no other rank, read the orders of the run `restart` from now on. Not collective."""
+        """Let rank 0 read the orders for the run `restart` from now on. Called on all ranks, but not collective."""
         common = self._common
         if self._group.rank == 0:
             orders = OrderReader(common.directory, restart, common.spool, common.identity.job_id)
@@ -45,14 +45,14 @@ class Control:
             self.boundary.lead(None, None, restart)
 
     def agree(self) -> Agreement | None:
-        """Return the agreement of the step that has just ended."""
+        """Return the agreement for this step boundary; None if there is none."""
         self._keeping.report_finished()
         self._sizes.batch_fixed()
         FLAGS.keep()
         return self.boundary.finish_agreement(self._loop.unused)
 
     def propose(self) -> None:
-        """Begin the next agreement with this rank's requests, while the next step goes on."""
+        """Begin the next agreement with this rank's requests. It completes during the next step."""
         records, noise = self._records, self._loop.noise
         due = self._group.rank == 0 and self._keeping.due()
         measure = noise is not None and time.monotonic() - self._measured_at >= records.every_s
@@ -103,7 +103,7 @@ class Control:
             self._records.batch_changed(old, number)
 
     def _drain(self, number: int) -> None:
-        """Checkpoint, report it, wait for the requeue; carry on if the drain is called off or no requeue comes."""
+        """Write and report a checkpoint, and wait for the requeue. Return if a newer order comes, or no requeue."""
         # First: once the checkpoint is reported, the companion may requeue, and the ranks have hardly a moment left.
         flush_files()
         if not self._keeping.save(f"for order {number}", number):

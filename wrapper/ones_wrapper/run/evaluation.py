@@ -1,4 +1,4 @@
-"""Evaluation data: each rank's share of a dataset, nothing twice and nothing left out."""
+"""Evaluation data: each rank's share of a dataset, without repeats or omissions."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ones_wrapper.script import calls
 
 
 class Evaluation:
-    """The share of one rank's replica, which may be iterated again; `Job.evaluate` makes it.
+    """The samples of this rank's replica in an evaluation. It can be iterated several times; `Job.evaluate` returns it.
 
-    An evaluation moves no cursor of the training, draws none of its random numbers, and takes no time of its steps.
-    Shares differ by one sample at most. Ranks take equally many batches, unless there are fewer samples than ranks or
-    batches have one sample.
+    An evaluation does not move the training's cursor, does not use its random numbers, and does not count in its step
+    times. Shares differ by at most one sample. All ranks have equally many batches, unless there are fewer samples than
+    ranks, or batches have one sample.
     """
 
     def __init__(self, run: Run, feed: Feed, batch: int) -> None:
@@ -32,8 +32,8 @@ class Evaluation:
         return self._feed.share(division.replicas, division.replica, most, division.unit)
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield this rank's batches. All ranks begin together. Raises ValueError if a sharded model's ranks would make
-        different numbers of forward passes."""
+        """Yield this rank's batches. All ranks must begin together. Raises ValueError if ranks of a sharded model would
+        make different numbers of forward passes."""
         run, began = self._run, time.perf_counter()
         exchanges, replicas = run.loop.exchanges, run.sizes.division.replicas
         if exchanges.gathers and (self._batch == 1 or self._feed.samples < replicas):

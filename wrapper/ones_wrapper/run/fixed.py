@@ -1,4 +1,4 @@
-"""Hooks at the moments at which a job's ranks may change. A plain job's ranks stay: these do nothing."""
+"""Hooks at the moments when a job's ranks may change. The ranks of a plain job are fixed, so its hooks do nothing."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from ones_wrapper.run.boundary import Agreement
 
 
 class Unknown(int):
-    """A rank or world size in a block that has not joined: equal to no number, and shown as none. It is an int all the
-    same: a script may make a seed of it."""
+    """A rank or world size in a block that has not joined: equal to no number, and printed as "none yet". It is still
+    an int, since a script may use it as a seed."""
 
     def __eq__(self, other: object) -> bool:
         return False
@@ -27,39 +27,40 @@ class Unknown(int):
 
 
 class FixedRanks:
-    """Hooks of a plain job, whose ranks stay. `ChangingRanks` has those of a job of blocks."""
+    """Hooks of a plain job, whose ranks are fixed. `ChangingRanks` are those of a job of blocks."""
 
     @property
     def joining(self) -> bool:
-        """True while other blocks train and these ranks have not joined them."""
+        """True if these ranks wait to join other blocks that train."""
         return False
 
     def join(self) -> bool:
-        """Join the blocks that train, if any; return whether that began the run. Called before the first step."""
+        """Join the blocks that train, if there are any; return True if this rank has joined. Called before the first
+        step."""
         return False
 
     def began(self) -> None:
-        """Act after the hello, before the first step."""
+        """Called after the hello, before the first step."""
 
     def stepped(self) -> None:
-        """Act after each step."""
+        """Called after each step."""
 
     def at_boundary(self) -> None:
-        """Act at a step boundary, before the ranks agree."""
+        """Called at a step boundary, before the ranks agree."""
 
     def agreed(self, agreed: Agreement) -> None:
-        """Act at a step boundary, after the ranks did what they agreed on."""
+        """Called at a step boundary, after the ranks have acted on their agreement."""
 
     def over(self) -> None:
-        """Act after the last checkpoint of a finished training."""
+        """Called after the last checkpoint of a finished training."""
 
     def leave(self, code: int) -> None:
-        """Act before the last report, as all ranks end with this exit code."""
+        """Called before the last report, if all ranks are about to end with this exit code."""
 
     def ended(self, code: int) -> bool:
-        """Act after the script ended with this exit code; return whether the run must still report that."""
+        """Called after the script ended with this exit code. Return True if the run must still report its end."""
         return True
 
     def failed(self, error: BaseException) -> tuple[int, str] | None:
-        """Return exit code and note for an error that the script did not cause; None for any other."""
+        """Return (exit code, note) for an error that the loss of other ranks caused; None for any other error."""
         return None

@@ -1,4 +1,4 @@
-"""Things that a script gives `Job.prepare`, sorted by kind."""
+"""Arguments of `Job.prepare`, sorted by kind."""
 
 from __future__ import annotations
 
@@ -36,22 +36,22 @@ DICT = (
 
 @dataclass
 class Given:
-    """A script's things by kind; each kind keeps its order."""
+    """Arguments by kind, each kind in the given order."""
 
     models: list[torch.nn.Module] = field(default_factory=list)
     optimizers: list[Optimizer] = field(default_factory=list)
     others: list[Any] = field(default_factory=list)
-    """Schedulers, averages, scalers, whatever else has a state, and dicts of plain values."""
+    """Schedulers, averages, gradient scalers, other objects with a state, and dicts of plain values."""
     data: list[Any] = field(default_factory=list)
 
     @property
     def carried(self) -> list[Any]:
-        """Things besides models whose state is saved in checkpoints."""
+        """Arguments other than models whose state is saved in checkpoints."""
         return [*self.optimizers, *self.others]
 
 
 def sorted_by_kind(things: Iterable[Any]) -> Given:
-    """Return the things by kind. Raises TypeError for a thing of no known kind."""
+    """Return the arguments by kind. Raises TypeError for an argument of no known kind."""
     given = Given()
     for thing in things:
         if isinstance(thing, torch.nn.Module) and not isinstance(thing, AveragedModel):
@@ -84,7 +84,7 @@ def _plain(values: dict[Any, Any]) -> dict[Any, Any]:
 
 
 def named_by_type(things: Sequence[T]) -> dict[str, T]:
-    """Return the things by names, made from their kinds or types, that are the same at each start."""
+    """Return the objects by names that are made from their types, and so are the same at each start."""
     found: dict[str, T] = {}
     for thing in things:
         found[unused_name(_name(thing), found)] = thing
@@ -92,7 +92,7 @@ def named_by_type(things: Sequence[T]) -> dict[str, T]:
 
 
 def unused_name(name: str, used: Mapping[str, Any]) -> str:
-    """Return the name, with a number if it is used."""
+    """Return the name; if it is used, with a number behind it."""
     number = 1 + sum(one.rstrip("0123456789") == name for one in used)
     return f"{name}{number}" if number > 1 else name
 

@@ -1,4 +1,4 @@
-"""Data that outlives a run: checkpoints of the training's state, and files that the next run continues."""
+"""Checkpoints of the training's state, and files that the next run continues."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from ones_wrapper.run.records import Records
 from ones_wrapper.run.settings import Common
 
 FIRST_S = 600.0
-"""Seconds until the first checkpoint, and between checkpoints until a checkpoint's cost is known."""
+"""Seconds before the first checkpoint, and between checkpoints until the cost of one is known."""
 
 
 class Keeping:
-    """The checkpoints and files of one run: when to write them, and their reports. Methods are collective unless their
-    docstring says otherwise."""
+    """Checkpoints and files of one run: when they are written, and their reports. Methods are collective unless they
+    say otherwise."""
 
     def __init__(self, common: Common, checkpoints: Checkpoints, records: Records, first: Callable[[], bool]) -> None:
-        """`first` returns whether this process writes the script's files."""
+        """`first` returns True if this process writes the script's files."""
         self._group, self._checkpoints, self._settings = common.group, checkpoints, common.settings
         self._progress, self._loop, self._records = common.progress, common.loop, records
         self.state: SavedState | None = None
         self.files = KeptFiles(first)
         self.loaded = self.note = ""
-        """Name of the checkpoint that was loaded, and a note on its oddities; empty for none."""
+        """Name of the loaded checkpoint, and `note`, a message on problems in finding it; both empty for none."""
         self.durable = True
-        """False if that checkpoint lay in the node's memory."""
+        """False if the loaded checkpoint was in the node's memory."""
         self.load_s = 0.0
         self.writing = False
         self._saved: TrainingProgress | None = None
@@ -47,7 +47,7 @@ class Keeping:
         self._stall_s: float | None = None
 
     def load(self, state: SavedState) -> None:
-        """Load the newest sound checkpoint into the objects of `state`."""
+        """Load the newest good checkpoint into the objects of `state`."""
         started = time.monotonic()
         loaded = self._checkpoints.load(state)
         name = Path(loaded.name)
@@ -63,13 +63,14 @@ class Keeping:
         self._progress.take_over(loaded.progress)
 
     def load_again(self) -> None:
-        """Load the same checkpoint, if there was one, over what the script has loaded since."""
+        """Load the same checkpoint again, since the script has overwritten its state; does nothing if none was
+        loaded."""
         if self.loaded and self.state is not None:
             with self._loop.exchanges.thawed():
                 self._checkpoints.load(replace(self.state, own={}))
 
     def due(self) -> bool:
-        """Tell whether the next checkpoint is due. Not collective: rank 0 decides."""
+        """Return True if a checkpoint is due. Not collective: rank 0 decides."""
         every_s, progress = self._settings.checkpoint_every_s, self._progress
         if every_s is None:
             rate = failure_rate(progress.failures, progress.trained_s, self._group.nodes)
@@ -77,9 +78,9 @@ class Keeping:
         return not self.writing and time.monotonic() - self._saved_at >= every_s
 
     def save(self, why: str, order: int | None = None, place: Path | None = None) -> bool:
-        """Write a checkpoint that is durable on return, and report it; False if that failed, which is logged. Without
-        an order, nothing is written if the progress equals that of the last checkpoint. With `place`, a folder in the
-        memory of the node, the checkpoint is left there if it can be: then it is not durable, and not reported."""
+        """Write a checkpoint and report it once it is durable. If that fails, log it and return False. Without `order`,
+        nothing is written if there was no progress since the last checkpoint. `place` is a folder in the node's memory,
+        in which the checkpoint stays if there is room. Then it is not durable, and not reported."""
         self._records.flush()
         hang_detector.beat()
         with self._loop.exchanges.published():
@@ -108,7 +109,7 @@ class Keeping:
         return True
 
     def save_behind(self) -> None:
-        """Begin a checkpoint that is written while training goes on, or write it at once if the script wants that."""
+        """Begin a checkpoint in the background; with init's `write_behind=False` write it now."""
         self._records.flush()
         assert self.state is not None
         with self._loop.exchanges.published():
@@ -120,7 +121,7 @@ class Keeping:
                 self._saved_at = time.monotonic()
 
     def report_finished(self) -> None:
-        """Report the result of the background checkpoint once it has ended. Not collective, never waits."""
+        """Report the background checkpoint if it has ended. Not collective; does not wait."""
         ended = self._checkpoints.ended()
         if ended is None:
             return
@@ -131,18 +132,19 @@ class Keeping:
             self._done(ended, None)
 
     def ranks_changed(self, restart: int) -> Group | None:
-        """Continue with the group's new ranks; see `Checkpoints.ranks_changed`. Not collective."""
+        """Continue with the group's new ranks (`Checkpoints.ranks_changed`). Not collective."""
         self._saved = None  # what new ranks know of no checkpoint must hold for all
         self._saved_at = time.monotonic()
         return self._checkpoints.ranks_changed(restart)
 
     def let_go(self) -> None:
-        """Finish the checkpoint under way, since these ranks leave and others train on. Not collective."""
+        """Finish the present background checkpoint: these ranks leave, and others continue the training. Not
+        collective."""
         self._checkpoints.let_go()
         self.report_finished()
 
     def rescue(self, state: SavedState, refuse: Callable[[], str]) -> None:
-        """Write a checkpoint from this rank only, as `Checkpoints.rescue` does. Not collective."""
+        """Write a checkpoint from this rank only, since others are lost (`Checkpoints.rescue`). Not collective."""
         progress = self._progress
         if self._saved == progress:
             return
@@ -154,7 +156,7 @@ class Keeping:
             log(f"{name} was written by one rank, since others are lost")
 
     def close(self) -> None:
-        """Wait for a checkpoint under way, report it, and release the directory."""
+        """Wait for the present background checkpoint, report it, and release the job's directory."""
         self._checkpoints.close()
         self.report_finished()
 

@@ -1,9 +1,9 @@
-"""A job's largest local batch: as declared, as a strategy's formula bounds it, and as a trial showed it.
+"""A job's largest local batch: the script's limit, lowered by a strategy's formula and by trials.
 
-A formula gives the memory of activations; allocator, workspaces and fragments take more. A local batch that runs out of
-memory in training is halved (`memory.py`). A script may also ask for a probe: doubling, then bisection, as HFTA
-(2102.02344) finds its largest number of models. Each size is tried several times: a first pass may fit although a later
-pass does not.
+A formula gives the memory of activations, but allocator, workspaces and fragmentation take more. If a pass runs out of
+memory in training, the local batch is halved (`memory.py`). A script may also call `Job.probe`, which doubles the size
+and then bisects, as HFTA (2102.02344) finds its largest number of models. Each size is tried several times, since a
+later pass may fail although the first fits.
 """
 
 from __future__ import annotations
@@ -27,22 +27,23 @@ from ones_wrapper.run.replicas import as_found
 
 TRIES = 3
 BUCKETS, MOMENTS = 1, 2
-"""Memory of the first steps, in sizes of the trained parameters: gradient buckets, and an optimizer's two moments."""
+"""Memory that the first steps allocate, in sizes of the trained parameters: gradient buckets, and an optimizer's two
+moments."""
 
 
 class LocalBatch:
     """The largest local batch of one run. Methods are collective unless they say otherwise."""
 
     def __init__(self, directory: Path, spec: Spec, group: Group) -> None:
-        """`spec` is as the script declared it."""
+        """`spec` is the spec as the script declared it."""
         self._directory, self._declared, self._group = directory, spec.max_local_batch, group
         strategy = f", {spec.limits.strategy}" if spec.limits else ""
         self._device = memory.device_name(group.device) + strategy
         found = memory.look_up(directory, self._declared, self._device)
         self.own = found.samples if found is not None else self._declared
-        """Samples that this rank's own device was found to hold, else the declared ones."""
+        """Samples that this rank's device holds by earlier trials; without a trial the script's limit."""
         self.found: LargestBatch | None = None
-        """Smallest result of any rank's trials; None without one."""
+        """Smallest result of all ranks' trials; None without a trial."""
         self.trying = 0
         self._by_size = spec.limits is not None
 
@@ -51,22 +52,23 @@ class LocalBatch:
         return self._group.world if self._by_size else 0
 
     def applied(self, spec: Spec) -> Spec:
-        """Return the spec, bounded by the largest local batch that earlier runs found on these devices, the smallest of
-        all ranks."""
+        """Return the spec, with its local batch limited to the smallest result of earlier trials on any rank's
+        device."""
         found = self._group.gather(memory.look_up(self._directory, self._declared, self._device))
         self.found = min((LargestBatch(*one) for one in found if one), default=None)
         return as_found(spec, self._group.world, self.found)
 
     def classify_error(self, error: BaseException, samples: int) -> tuple[int, str] | None:
-        """Classify an error in a pass of `samples` samples, as `memory.classify_error` does. Not collective."""
+        """Call `memory.classify_error` for an error in a pass of `samples` samples. Not collective."""
         return memory.classify_error(error, self._directory, self._declared, samples, self._device, self._gpus)
 
     def probe(self, one_pass: Callable[[int], object], state: SavedState, unit: int, together: bool) -> LargestBatch:
-        """Return the most samples of a pass; try for it if no earlier run has at this size.
+        """Return the largest number of samples in a pass. It is tried out unless an earlier run has done so at this
+        world size.
 
-        `together`: ranks wait for each other in a pass. Then the first rank that runs out of memory raises its error,
-        for `classify_error` with `trying`: other ranks may never leave their pass, so the ranks must start again.
-        Raises MemoryError if not one unit fits.
+        `together` is True if ranks wait for each other within a pass. Then a rank that runs out of memory raises its
+        error, and `classify_error` gets the size that was tried (`trying`). The ranks must start again, since others
+        may never leave their pass. Raises MemoryError if one `unit` does not fit.
         """
         group, device = self._group, self._device
         found = group.on_first(lambda: memory.look_up(self._directory, self._declared, device))
@@ -88,7 +90,7 @@ class LocalBatch:
 
 
 def largest(fits: Callable[[int], bool], most: int, unit: int = 1) -> int:
-    """Return the largest multiple of `unit` up to `most` that fits; 0 if not even the unit fits."""
+    """Return the largest multiple of `unit` up to `most` for which `fits` is True; 0 if not even one unit fits."""
     most -= most % unit
     held, size = 0, min(unit, most)
     while held < size and fits(size):
@@ -105,8 +107,8 @@ def largest(fits: Callable[[int], bool], most: int, unit: int = 1) -> int:
 
 @contextmanager
 def keep_for_first_step(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[None]:
-    """Hold as much memory as the first steps will make. Moments count only for parameters without an optimizer's state:
-    a loaded checkpoint brings that state."""
+    """Context that occupies as much memory as the first steps will allocate. Moments count only for parameters without
+    optimizer state, since a loaded checkpoint has allocated the others."""
     coming = [
         torch.empty_like(parameter.to_local() if isinstance(parameter, DTensor) else parameter.detach())
         for optimizer in optimizers
@@ -122,9 +124,8 @@ def keep_for_first_step(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator
 
 
 def _holds(one_pass: Callable[[int], object], samples: int, state: SavedState, group: Group, together: bool) -> bool:
-    """Return whether passes of `samples` samples fit on all ranks. Collective. Gradients are dropped afterwards;
-    buffers and random numbers are as before. Errors of `one_pass` are raised, but lack of memory only if ranks wait for
-    each other in a pass (`together`)."""
+    """Return True if passes of `samples` samples fit on all ranks. Collective. Buffers and random numbers are restored,
+    gradients dropped. An error of `one_pass` is raised; but lack of memory returns False unless `together`."""
     model, optimizers = state.model, list(state.optimizers.values())
     buffers = [buffer.detach().clone() for buffer in model.buffers()]
     failed = False

@@ -1,4 +1,4 @@
-"""The script's loop over an epoch, whose steps begin and end here."""
+"""The script's loop over the batches of an epoch, in which steps begin and end."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ OUTSIDE = (
 
 
 class Loader:
-    """The batches of the present epoch; `Job.loader` makes it. Asking for the next batch is the step boundary."""
+    """Iterable over the batches of the present epoch, which `Job.loader` returns. Requesting the next batch is the step
+    boundary."""
 
     def __init__(self, run: Run, dataset: Any = None, options: dict[str, Any] | None = None) -> None:
         self._run, self.dataset = run, dataset
@@ -49,18 +50,18 @@ class Loader:
         # In place of a DistributedSampler: each epoch's order follows from the loader's seed and its number.
         self.sampler = SimpleNamespace(set_epoch=lambda epoch: None)
         self._given: deque[AccumulationStep] = deque()
-        """Passes that were handed out and have not ended: one, or two if the script asks ahead."""
+        """Passes whose batch the script has, and that have not ended: one, or two if the script fetches ahead."""
         self._pass = ExitStack()
         self._asks_ahead = False
         self._doubt: AskedAhead | None = None
 
     @property
     def batch_size(self) -> int:
-        """Base batch, for which the script's learning rate was chosen; `len` counts steps of this batch."""
+        """Base batch, for which the script's learning rate was chosen. `len` also counts steps of this batch."""
         return self._run.sizes.spec.base_batch
 
     def __getattr__(self, name: str) -> Any:
-        """Return an option that a DataLoader would have as an attribute."""
+        """Return an option of the DataLoader that was given, such as `num_workers`."""
         options = self.__dict__.get("_options", {})
         if name in options:
             return options[name]
@@ -70,7 +71,7 @@ class Loader:
         )
 
     def __len__(self) -> int:
-        """Steps of an epoch at the base batch. Raises TypeError for a stream that gives no length."""
+        """Return the number of steps of an epoch at the base batch. Raises TypeError for a stream without a length."""
         run = self._run
         assert run.loop.feed is not None
         if not run.loop.feed.samples:
@@ -81,10 +82,10 @@ class Loader:
         return base_steps(run.loop.feed.samples, run.sizes.spec.base_batch)
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield this rank's local batches from the cursor to the end of the present epoch; all ranks take as many.
+        """Yield this rank's local batches from the cursor to the end of the present epoch; all ranks get equally many.
 
-        A script may ask one batch ahead, as prefetchers do: the script asks for the second batch before it has trained
-        on the first. A step then ends when the batch after the next is asked for, or with the epoch.
+        A script may fetch one batch ahead, as prefetchers do: it requests the second batch before it has trained on the
+        first. A step then ends when the batch after the next is requested, or at the end of the epoch.
         """
         run = self._run
         if run.over and isinstance(run.loop.feed, Feed):  # `update_bn` of an average: nothing is counted
@@ -159,8 +160,9 @@ class Loader:
             self._run.loop.first_steps.say(OUTSIDE)
 
     def coming(self, ahead: Callable[[], int], seeded: bool) -> Iterator[Pass]:
-        """Yield the epoch's remaining passes, cut again if the batch or the ranks change. `ahead` samples were handed
-        out and are not counted yet; `seeded` as in `Feed.batches`."""
+        """Yield the remaining passes of the epoch. They are computed again if the batch or the ranks change. `ahead`
+        returns the number of samples that the script has, but that do not count as used yet. `seeded` is that of
+        `Feed.batches`."""
         run, epoch, feed, changed = self._run, self._run.progress.epoch, self._run.loop.feed, True
         assert feed is not None
         while changed:
@@ -174,7 +176,8 @@ class Loader:
                     break
 
     def _weighed(self, passes: Iterator[Pass]) -> Iterator[Pass]:
-        """Yield the same passes, with their tokens if the job counts tokens: then fetch a step's passes together."""
+        """Yield the same passes, with their numbers of tokens if the job counts tokens. A step's passes are then
+        fetched together."""
         held = self._run.settings.tokens
         if held is None:
             yield from passes
@@ -194,7 +197,8 @@ class Loader:
         self._pass.enter_context(self.passing(self._given[0]))
 
     def _end_pass(self, boundary: bool = True) -> None:
-        """End the first pass that was handed out, and the step with its last, perhaps at a boundary; begin the next."""
+        """End the oldest pass, and with a step's last pass the step, at a boundary if `boundary`. Then begin the next
+        pass, if the script has its batch."""
         run = self._run
         self._pass.close()
         part = self._given.popleft()
@@ -214,7 +218,7 @@ class Loader:
         self.leave(early=False)
 
     def _select(self, feed: CoresetFeed) -> None:
-        """Choose the samples of the epochs to come. Collective; the model is evaluated."""
+        """Choose the coreset's samples for the next epochs, by the model in evaluation mode. Collective."""
         run, began = self._run, time.perf_counter()
         loop, epoch, most = run.loop, run.progress.epoch, run.sizes.spec.max_local_batch
         shared = run.sizes.division.replicas < run.group.world
@@ -249,7 +253,7 @@ class Loader:
             yield
 
     def complete(self, part: AccumulationStep) -> None:
-        """Count the step that ends with this pass. Not collective."""
+        """Count a step, whose last pass is `part`. Not collective."""
         self._run.loop.schedules.check()
         self._run.commit(part.share.total)
 
@@ -274,7 +278,7 @@ class Loader:
             run.records.uses(part.last)
 
     def leave(self, early: bool) -> None:
-        """End the loop: the epoch's samples are used, or the script left `early`, perhaps by an error."""
+        """Note the end of the loop: the epoch's samples are used, or the script left `early`, perhaps by an error."""
         loop = self._run.loop
         loop.within, loop.ahead = early, False
         loop.schedules.leave()

@@ -1,4 +1,4 @@
-"""State of a script's loop, from step to step."""
+"""State of a script's loop that lasts from step to step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ones_wrapper.script.first_steps import FirstSteps
 
 
 class Loop:
-    """Data, exchange and optimizer of the script's loop on this rank. Not collective."""
+    """Data, gradient exchanges and optimizers of the script's loop on this rank. Methods are not collective."""
 
     def __init__(self) -> None:
         self.feed: Feed | StreamFeed | None = None
@@ -28,46 +28,48 @@ class Loop:
         self.exchanges = Exchanges()
         self.accumulation = Accumulation()
         self.rate = Rate(1.0, follows=False)
-        """Until the script has registered its optimizers, a rate that changes nothing."""
+        """Learning rate rule; one that changes nothing until the script has registered its optimizers."""
         self.schedules = Schedules(1)
         self.noise: NoiseScale | None = None
         self.part = AccumulationStep(Share(0, 1, 1), 0, 1, 0, 1, 1)
-        """The pass that the script is in, or was in last."""
+        """The present pass, or the last one."""
         self.within = False
-        """True from an epoch's first pass to the end of its loop: an error of the script may then come from a pass."""
+        """True from an epoch's first pass to the end of the loop over it: an error of the script may then come from a
+        pass."""
         self.passed = -1
-        """Last epoch whose batches were all handed out; -1 for none."""
+        """Last epoch whose batches were all given to the script; -1 for none."""
         self.in_epochs = False
         self.end_open: Callable[[], None] = lambda: None
-        """Ends the last step of an epoch, if the script asked for its batches ahead."""
+        """Function that ends an epoch's last step, which is still open after the loop if the script fetches ahead."""
         self.ahead = False
-        """True if the script holds its next batch already, cut for the present ranks."""
+        """True if the script already has its next batch, which was cut for the present ranks."""
         self.least = 1
-        """Fewest samples of a share: two if BatchNorm needs them."""
+        """Fewest samples of a share that has any: 2 if the model normalizes over the batch, else 1."""
         self.first_steps = FirstSteps(False, torch.nn.Module(), [], [])
         self.used: list[int] = []
-        """Dataset indices that this rank used in the step, if there is a trace."""
+        """Dataset indices that this rank used in the present step, if a trace is written."""
         self.at_boundary = False
-        """True at a step boundary, where model, optimizer and progress agree. Stays true if other ranks are lost there,
-        since a checkpoint can be written."""
+        """True at a step boundary, where model, optimizer and progress are consistent. It stays True if other ranks are
+        lost there, so that a checkpoint can be written."""
         self.unused = False
         self.still = 0
         self.begun_before = 0
-        """Number of gradient exchanges in all completed steps."""
+        """Number of gradient exchanges begun in all completed steps."""
 
     @property
     def mid_step(self) -> bool:
-        """True if the model is ahead of the cursor: the optimizer steps or stepped, and the step is not committed."""
+        """True from the beginning of an optimizer's step until the step is counted. The model is then ahead of the
+        cursor."""
         return self.within and (self.rate.stepping or self.rate.stepped)
 
     @property
     def whole(self) -> bool:
-        """True if model, optimizer and progress are one consistent state, the same on all ranks. They are in a pass
-        before the optimizer's step, and at a boundary."""
+        """True if model, optimizer and progress are consistent, and equal on all ranks. That is so at a boundary, and
+        in a pass before the optimizer's step."""
         return self.exchanges.steps_together and (self.at_boundary or (self.within and not self.mid_step))
 
     def stepped(self, progress: TrainingProgress, total: int) -> None:
-        """Record a step of `total` samples, which `progress` has counted already."""
+        """Note the end of a step of `total` samples, which `progress` already includes."""
         if self.noise is not None:
             self.noise.step(total)
         self.begun_before = self.exchanges.begun
@@ -78,7 +80,7 @@ class Loop:
         self.rate.stepped = False
 
     def ranks_changed(self, noise: float, low: float) -> None:
-        """Go on with other ranks, whose gradient noise scale is `noise`, with the lower bound `low`."""
+        """Continue with new ranks, from the gradient noise scale `noise` and its lower bound `low`."""
         self.exchanges.ranks_changed()
         if self.noise is not None:
             self.noise.ranks_changed(noise, low)

@@ -1,8 +1,8 @@
-"""The largest local batch that a GPU turned out to hold, found by trial.
+"""Largest local batch that a GPU holds, as found by running out of memory.
 
-A pass that runs out of memory ends the run: after such an error the ranks are not at the same point any more, and a
-GPU's memory is in pieces. Half of the size that failed is written to the job's directory. The ranks that start again
-from the last checkpoint take no more than this half per pass.
+A pass that runs out of memory ends the run: afterwards the ranks are at different points, and the GPU's memory is
+fragmented. Half of the size that failed is written to the job's directory. The ranks start again from the last
+checkpoint, with passes of at most this half.
 """
 
 from __future__ import annotations
@@ -31,19 +31,20 @@ _OUT_OF_MEMORY = re.compile(
 
 
 class DoesNotFitError(RuntimeError):
-    """One sample per pass is already too much; the message names the device, and what may help."""
+    """Error: even one sample per pass does not fit. The message names the device, and what may help."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether a smaller local batch might have prevented this error. It is torch's own out-of-memory error, or a
-    RuntimeError of CUDA, its libraries or the CPU's allocator."""
+    """Return True if this error is due to lack of memory, so that a smaller local batch might avoid it. It is torch's
+    own out-of-memory error, or a RuntimeError of CUDA, its libraries or the CPU's allocator."""
     if isinstance(error, torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and _OUT_OF_MEMORY.search(str(error)) is not None
 
 
 def device_name(device: torch.device) -> str:
-    """Return a name that tells apart devices that hold different batches: model and memory (a MIG slice has less)."""
+    """Return a name that is different for devices that hold different batches: model and memory (a MIG slice has
+    less)."""
     if device.type != "cuda":
         return device.type
     properties = torch.cuda.get_device_properties(device)
@@ -51,25 +52,25 @@ def device_name(device: torch.device) -> str:
 
 
 def device_bytes(device: torch.device) -> int:
-    """Return the memory of a device; 0 if it is not known. `ONES_MEMORY_BYTES` emulates another size, for tests."""
+    """Return the bytes of a device's memory; 0 if unknown. `ONES_MEMORY_BYTES` sets another number, for tests."""
     if emulated := os.environ.get("ONES_MEMORY_BYTES"):
         return int(emulated)
     return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 0
 
 
 class LargestBatch(NamedTuple):
-    """A largest local batch, found by trial."""
+    """Largest local batch in samples, found by trial."""
 
     samples: int
     gpus: int = 0
-    """World size at which the batch was found; 0 if the world size makes no difference."""
+    """World size of the trial; 0 if the result is the same at any world size."""
 
 
 def look_up(directory: Path, declared: int, device: str) -> LargestBatch | None:
-    """Return the largest local batch that was found on such a device; None if there is no valid one.
+    """Return the largest local batch that was found on a device of this name; None if there is none.
 
-    The batch counts only while the script declares the same. Not collective: unlike devices find unlike values, and the
-    ranks must agree on the smallest.
+    A result counts only if the script still declares the same limit. Not collective: ranks on different devices may get
+    different results, and all must use the smallest.
     """
     path = directory / MEMORY
     try:
@@ -87,11 +88,11 @@ def look_up(directory: Path, declared: int, device: str) -> LargestBatch | None:
 
 
 def remember(directory: Path, declared: int, failed_at: int, device: str, gpus: int = 0) -> int:
-    """Remember half of `failed_at` samples, which did not fit in a pass; return the next run's size.
+    """Store half of `failed_at`, the samples of a pass that did not fit; return the number that is stored.
 
-    Any rank may call it, also several at once: the file is replaced atomically, and never by a larger number than
-    before. (Two that write at the same moment may leave the larger value; that costs another try.) Raises
-    `DoesNotFitError` at one sample, and OSError if the file cannot be written.
+    Any rank may call this, also several at once: the file is replaced atomically, and its number only falls. (Of two
+    ranks that write at the same moment the larger number may stay; then one more trial fails.) Raises `DoesNotFitError`
+    if `failed_at` is 1, and OSError if the file cannot be written.
     """
     if failed_at <= 1:
         raise DoesNotFitError(
@@ -105,7 +106,7 @@ def remember(directory: Path, declared: int, failed_at: int, device: str, gpus: 
 
 
 def write(directory: Path, declared: int, found: LargestBatch, device: str) -> None:
-    """Write a local batch that was found. Raises OSError."""
+    """Write a result to the job's directory. Raises OSError."""
     text = json.dumps({"declared": declared, "found": found.samples, "device": device, "gpus": found.gpus})
     replace_small(directory / MEMORY, text.encode())
 
@@ -113,10 +114,11 @@ def write(directory: Path, declared: int, found: LargestBatch, device: str) -> N
 def classify_error(
     error: BaseException, directory: Path, declared: int, samples: int, device: str, gpus: int = 0
 ) -> tuple[int, str] | None:
-    """Return (exit code, message) if `error`, of a pass of `samples` samples, is due to lack of memory; else None.
+    """Return (exit code, message) for an error that is due to lack of memory in a pass of `samples` samples; None for
+    any other error.
 
-    The code is OUT_OF_MEMORY once the smaller size is remembered: `ones-run` then starts the ranks again. The code is 1
-    if no smaller size is left, or the size could not be written.
+    The code is OUT_OF_MEMORY if a smaller size was stored, so that `ones-run` starts the ranks again. It is 1 if there
+    is no smaller size, or if it could not be stored.
     """
     if not is_out_of_memory(error):
         return None

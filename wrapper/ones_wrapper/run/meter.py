@@ -1,4 +1,4 @@
-"""A stopwatch of steps, and the losses of these steps."""
+"""Time and losses of a run's steps."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from ones_wrapper.devices.use import DeviceUse
 from ones_wrapper.protocol import Throughput
 
 WARM_UP = 2
-"""Steps after a start that are not measured: memory and communicators are being set up."""
+"""Number of steps after a start that are not measured, since memory and communicators are set up in them."""
 
 
 PENDING = 64
-"""Most losses that are kept before they are added up."""
+"""Number of losses that are collected before they are added up."""
 
 
 @dataclass
 class Losses:
-    """A sum of losses over samples. It stays on the device until it is read."""
+    """Sum of losses over samples, on the device until it is read."""
 
     total: torch.Tensor | float = 0.0
     samples: torch.Tensor | float = 0.0
     nonfinite: torch.Tensor | float = 0.0
-    """Number of losses that were not finite; neither of the other fields has them."""
+    """Number of losses that are not finite; `total` and `samples` leave them out."""
 
     def add(self, losses: Sequence[torch.Tensor], samples: Sequence[int]) -> None:
-        """Add mean losses over these numbers of samples, all on one device."""
+        """Add mean losses, each over this number of samples; all are on one device."""
         values = torch.stack([loss.reshape(()) for loss in losses])
         weights = torch.tensor(samples).to(values.device, non_blocking=True)
         finite = torch.isfinite(values)
@@ -41,20 +41,20 @@ class Losses:
         self.nonfinite = self.nonfinite + (~finite).sum()
 
     def include(self, other: Losses) -> None:
-        """Add all of another sum."""
+        """Add another sum to this one."""
         self.total = self.total + other.total
         self.samples = self.samples + other.samples
         self.nonfinite = self.nonfinite + other.nonfinite
 
     @property
     def mean(self) -> float | None:
-        """The mean over samples; None without a finite loss. Waits for the device."""
+        """Mean over the samples; None if no loss was finite. Waits for the device."""
         samples = float(self.samples)
         return float(self.total) / samples if samples else None
 
 
 class Meter:
-    """A stopwatch that runs only during steps, not during checkpoints, drains or evaluation."""
+    """Stopwatch that runs only during steps, not during checkpoints, drains or evaluations."""
 
     def __init__(
         self,
@@ -63,8 +63,8 @@ class Meter:
         wait: Callable[[], None] = lambda: None,
         use: DeviceUse | None = None,
     ) -> None:
-        """`wait` returns once the device has done all queued work: a step that is only queued is not fast. `use` is the
-        device's, on the rank that reports."""
+        """`wait` waits until the device has done all queued work, so that a step does not end when it is only queued.
+        `use` measures the device's use, on the rank that reports."""
         self._use, self._every_s, self._clock, self._wait = use, every_s, clock, wait
         self._began = clock()
         self._left = WARM_UP
@@ -72,26 +72,26 @@ class Meter:
         self._samples = self._tokens = 0
         self._seconds = 0.0
         self.step_s = 0.0
-        """Length of a step in seconds, smoothed."""
+        """Smoothed length of a step in seconds."""
         self.last_s = 0.0
         self._epoch, self._interval = Losses(), Losses()
         self.watch: OwnTime | None = None
-        """Tells this rank's own time from its wait for others, if shares are uneven."""
+        """Clock of this rank's own time without its waits for others, if shares are uneven."""
         self._pending: list[tuple[torch.Tensor, int]] = []
-        """Losses of the interval that are not yet added: together they cost one loss's additions."""
+        """Losses of the interval that are not added up yet, since adding many takes as long as adding one."""
 
     def ranks_changed(self) -> None:
-        """Leave the next steps out, as after a start."""
+        """Do not measure the next steps, as after a start."""
         self._left, self.step_s = WARM_UP, 0.0
 
     def start(self) -> None:
-        """Begin a step, whose first part is to fetch its data."""
+        """Start the clock of a new step, before its data is fetched."""
         self._began = self._clock()
         if self.watch is not None:
             self.watch.start()
 
     def leave_out(self, seconds: float) -> None:
-        """Leave out seconds since the step began that do not belong to it, as of an evaluation in its middle."""
+        """Subtract these seconds from the present step's time, for example those of an evaluation within it."""
         self._began += seconds
         if self.watch is not None:
             self.watch.leave_out(seconds)
@@ -99,7 +99,8 @@ class Meter:
     def stop(
         self, progress: TrainingProgress, samples: int, batch: int, lr_factor: float, tokens: int = 0
     ) -> Throughput | None:
-        """End a step of `samples` samples, which hold `tokens`; return the interval's report once it is long enough."""
+        """End a step of `samples` samples with `tokens` tokens. Return the report of the interval if it is long
+        enough."""
         seconds = self._clock() - self._began
         # Also in the warm-up: a pause lasts until the first step is done, and the first interval would wait for both.
         if self._left or self._seconds + seconds >= self._every_s:
@@ -130,19 +131,20 @@ class Meter:
         return self._end() if self._seconds >= self._every_s else None
 
     def settle(self) -> None:
-        """Wait for the device within the interval's time, so that a following checkpoint or evaluation need not."""
+        """Wait for the device and count the wait in the interval, so that it does not count in a following checkpoint
+        or evaluation."""
         if self._latest is not None:
             began = self._clock()
             self._wait()
             self._seconds += self._clock() - began
 
     def forget(self) -> None:
-        """Drop all that is not reported yet: reading it would wait for a device that hangs."""
+        """Drop what is not reported yet, since reading it would wait for a device that hangs."""
         self._latest, self._pending = None, []
         self._epoch, self._interval = Losses(), Losses()
 
     def flush(self) -> Throughput | None:
-        """Return the report of the interval so far, if there is any, and begin a new interval."""
+        """Return the report of the present interval, if it has steps, and begin a new interval."""
         self.settle()
         return self._end()
 
@@ -160,7 +162,7 @@ class Meter:
         )
 
     def loss(self, loss: torch.Tensor | float, samples: int) -> None:
-        """Add the mean loss over `samples` samples of a pass; stays on the device."""
+        """Add the mean loss over the `samples` samples of a pass, without waiting for the device."""
         if not samples:
             return
         # A copy: the script may go on with the tensor.
@@ -178,7 +180,7 @@ class Meter:
             self._interval.add(losses, [samples for _, samples in some])
 
     def take_epoch(self) -> Losses:
-        """Return the losses of this rank since the last call."""
+        """Return this rank's losses since the last call."""
         self._settle()
         taken, now = self._epoch, self._interval
         taken.include(now)

@@ -1,6 +1,6 @@
-"""Hints to a script's owner on things that are probably not meant.
+"""Hints to a script's owner on settings and calls that are probably a mistake.
 
-Nothing here raises an error: training goes on. A call that would surely go wrong raises an error itself.
+A hint is only logged, and training continues. A call that would certainly fail raises an error instead.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from ones_wrapper.process.log import log
 from ones_wrapper.protocol import Spec
 
 NO_STEPS = 20
-"""Steps of the loop in a row without an optimizer's step before the hint. A gradient scaler may skip the first."""
+"""Number of steps in a row without an optimizer's step before the hint. A gradient scaler may skip the first few."""
 
 
 def look_at(spec: Spec) -> None:
-    """Log hints on the numbers of a spec."""
+    """Log hints about the sizes in a spec."""
     if 0 < spec.dataset < spec.base_batch:
         log(
             f"init's batch={spec.base_batch} is larger than the dataset ({spec.dataset} samples), so that each epoch "
@@ -30,7 +30,7 @@ UNSEEDED = (
 
 
 def finished(epoch: int, epochs: int, left: bool) -> str:
-    """Hint that nothing is left to train."""
+    """Return the message that the training is already finished."""
     done = f"{epoch} of {epochs or 'any number of'} epochs"
     if left:
         done += ", where the script left job.epochs()"
@@ -70,7 +70,7 @@ NOT_STEPPED = (
 
 
 def no_cuda(error: BaseException, device: str) -> str:
-    """Hint on an error of torch that asks for CUDA on a rank that has none; empty for any other error."""
+    """Return a hint for torch's error when a script uses CUDA on a rank without it; empty for any other error."""
     if device != "cpu" or not isinstance(error, (AssertionError, RuntimeError)):
         return ""
     text = str(error)

@@ -1,4 +1,4 @@
-"""Records of a run: its reports to the companion, its resizes in the job's log, and the samples that were used."""
+"""Records of a run: reports to the companion, resizes in the job's log, and samples used."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from ones_wrapper.run.sizes import StepSizes
 
 
 class Records:
-    """The records of one rank; only rank 0 reports. Methods are not collective."""
+    """The records of one rank; only rank 0 writes reports. Methods are not collective."""
 
     def __init__(self, common: Common, sizes: StepSizes, started: float) -> None:
-        """`started` is the Unix time of the script's first call."""
+        """`started` is the Unix time at which the script called `init`."""
         env, group, identity, directory = os.environ, common.group, common.identity, common.directory
         self._group, self._settings, self._directory = group, common.settings, directory
         self._progress, self._loop, self._sizes = common.progress, common.loop, sizes
@@ -43,13 +43,14 @@ class Records:
         self._resizes = ResizeLog(tell=lambda *resize: self._series.resized(*resize))
         self._shape = ""
         self._change: tuple[str, Membership, float | None] | None = None
-        """The shape before the last change, its report and the gain expected of it, until its first step ends."""
+        """(old shape, report, expected gain) of the last change of ranks, until the first step after it ends."""
         self._after: list[Report] = []
         self._sample_s = 0.0
-        """Time that one rank took for a sample in the last interval; 0 before the first."""
+        """Seconds that one rank took for a sample in the last interval; 0 before the first."""
         self._earlier = resize_log.before(directory, identity.restart) if first else None
         before, self.failed_before = previous(directory, identity.restart) if first else (0.0, False)
-        """True if the last start ended without a bye, or with an error's bye, as far as rank 0 knows."""
+        """Unix time of the previous run's last report, and True if that run ended without a bye or with an error. On
+        rank 0 only."""
         launched = float(env.get("ONES_LAUNCHED") or started)
         self._hello = partial(
             Hello,
@@ -61,7 +62,7 @@ class Records:
             directory=str(directory)[:MAX_TEXT],
             spool=str(common.spool or "")[:MAX_TEXT],
         )
-        """Makes the hello, given the fields that are not known before the process group is built."""
+        """Function that makes the hello from those fields that are known only after the process group was built."""
         self._hello_at = 0.0
         self._writer = ReportWriter(directory, identity.restart) if first else None
         self._warned = self._left = self._first = False
@@ -71,7 +72,7 @@ class Records:
     # -- reports ------------------------------------------------------------------------------------------------------
 
     def send(self, report: Report | None) -> None:
-        """Send a report, if there is one."""
+        """Send a report; None is ignored."""
         if report is None or self._writer is None:
             return
         if self._change is not None:
@@ -84,7 +85,7 @@ class Records:
         return Series(self._settings.series, lambda: self._progress.run_id, self._directory)
 
     def _send_interval(self, report: Throughput | None) -> None:
-        """Send the report of an interval; log, once each, the speed in tokens and a loss that is no number."""
+        """Send the report of an interval. Log the speed in tokens and a loss that is not finite, each only once."""
         self.send(report)
         if report is not None:
             self._sample_s = report.seconds * self._group.world / report.samples
@@ -97,7 +98,7 @@ class Records:
             log(f"the loss is not a finite number (by step {report.step}); training goes on, and it is reported")
 
     def flush(self) -> None:
-        """Send the interval so far: no step follows, or a step at another batch."""
+        """Send the report of the present interval, since no step follows, or one with another batch."""
         self._send_interval(self.meter.flush())
 
     def note(self, note: str) -> None:
@@ -106,7 +107,7 @@ class Records:
         self.send(Note(note, self._progress.step))
 
     def bye(self, reason: str, code: int, note: str = "") -> None:
-        """Send the last report; later calls do nothing."""
+        """Send the last report. Further calls do nothing."""
         if not self._left:
             self._left = True
             self._changed(0.0)
@@ -114,8 +115,8 @@ class Records:
             self.send(Bye(reason, self._progress.step, code, note))
 
     def begin(self, load_s: float, loaded: str, note: str, order: Order | None) -> None:
-        """Send the first report after the ranks started (`Hello`). `order` is the order in force, which may be why they
-        started."""
+        """Send the first report of a run (`Hello`). `order` is the newest order, which may be the cause of this
+        start."""
         self._say_hello(load_s=load_s, checkpoint=loaded, note=note[:MAX_TEXT])
         earlier, group = self._earlier, self._group
         if earlier is None or group.rank != 0:
@@ -150,7 +151,7 @@ class Records:
         )
 
     def step(self, total: int, useful: float) -> None:
-        """Record a step of `total` samples, `useful` of them."""
+        """Record a step of `total` samples, which count as `useful` samples of the base batch."""
         progress, meter = self._progress, self.meter
         if self.trace and not self.trace.beforehand:
             self.trace.write(epoch=progress.epoch, step=progress.step - 1, samples=self._loop.used)
@@ -169,17 +170,18 @@ class Records:
         hang_detector.beat()
 
     def uses(self, last: bool) -> None:
-        """Record a pass that begins, the step's `last` or not; the step's samples so far are in `loop.used`."""
+        """Record the beginning of a pass, `last` for the step's last. `loop.used` holds the step's samples so far."""
         if last and self.trace and self.trace.beforehand:
             self.trace.write(epoch=self._progress.epoch, step=self._progress.step, samples=self._loop.used)
 
     def epoch(self, at: tuple[int, int, int], losses: Losses, loss: float | None, accuracy: float | None) -> None:
-        """Report an epoch's end `at` epoch, step and cursor, with all ranks' losses; `loss` overrides the mean."""
+        """Report the end of an epoch; `at` is (epoch, step, cursor). `losses` are those of all ranks; `loss` replaces
+        their mean."""
         self.send(Epoch(*at, losses.mean if loss is None else loss, accuracy, int(losses.nonfinite)))
 
     def batch_changed(self, old: int | None, number: int | None) -> None:
-        """Report the batch in force after order `number`, None for none. `old` is the previous batch; None if only the
-        rate changed."""
+        """Report the present batch after a change by order `number`; None without an order. `old` is the previous
+        batch; None if only the learning rate changed."""
         self._say_batch(old)
         sizes, rate = self._sizes, self._loop.rate
         passes, power = sizes.division.passes(sizes.batch), rate.power(self._progress, sizes.rated(sizes.batch))
@@ -198,20 +200,20 @@ class Records:
     # -- ranks that change --------------------------------------------------------------------------------------------
 
     def ranks_changed(self, plan: Plan) -> None:
-        """Go on with the ranks of this membership."""
+        """Continue with the ranks of this membership."""
         self.meter.ranks_changed()
         self._told = False
         if self.trace:
             self.trace.ranks_changed(plan.term, self._group.rank, self._group.world, plan.generation)
 
     def stop_leading(self, note: str) -> None:
-        """End this rank's reports: another rank reports from now on."""
+        """Send the last report of this rank, since another rank reports from now on."""
         self.bye("moved", 0, note)
         self._writer = None
         self._series.close()
 
     def lead(self, term: int) -> None:
-        """Report from this rank from now on, in a term that began as ranks changed."""
+        """Begin to report from this rank, in a new term that a change of ranks began."""
         self._writer, self._left, self._first = ReportWriter(self._directory, term), False, False
         self._series = self._new_series()
         self._sizes.write_spec()
@@ -219,8 +221,9 @@ class Records:
         self._say_hello(checkpoint="", attempt=0, **at_once)
 
     def membership(self, plan: Plan, pause_s: float, size: int, transfer_s: float, order: Order | None) -> None:
-        """Record that these blocks train from now on; `size` bytes of state reached new blocks in `transfer_s` seconds.
-        `order` is the order in force. A pause lasts until the first step ends, and is reported then."""
+        """Record that the blocks of `plan` train from now on. `size` bytes of state were sent to new blocks in
+        `transfer_s` seconds. `order` is the newest order. If there was a pause, the report is sent after the first
+        step, whose extra time counts as pause."""
         at = self._progress.step
         restarts = tuple(member.restart for member in plan.members)
         shape = (plan.nodes, plan.ranks_per_node, plan.world)
@@ -234,7 +237,7 @@ class Records:
             self._changed(0.0)
 
     def _changed(self, longer_s: float) -> None:
-        """Report a change whose first step took this much longer than its samples did on as many ranks before."""
+        """Report the last change of ranks. Its first step took `longer_s` seconds more than a usual step."""
         if self._change is None:
             return
         (old, report, gain), self._change = self._change, None
@@ -247,17 +250,19 @@ class Records:
 
 
 class TraceWriter:
-    """Writer of lines `{"restart", "attempt", "rank", "world", "begin": step}` and `{…, "epoch", "step", "samples"}`.
-    In a job of blocks a line `{…, "generation"}` comes at each change of ranks."""
+    """Writer of a file with the samples of each step, for tests. Lines are
+    `{"restart", "attempt", "rank", "world", "begin": step}` and `{…, "epoch", "step", "samples"}`. In a job of blocks
+    each change of ranks adds a line `{…, "generation"}`."""
 
     def __init__(self, path: Path, common: dict[str, int], beforehand: bool) -> None:
         self._path, self._common = path, common
         self.beforehand = beforehand
-        """True if a step's line is written as it begins: its rank may die in it, after others got its gradients."""
+        """True if a step's line is written when the step begins, since this rank may die after others got its
+        gradients."""
 
     @classmethod
     def of(cls, env: Mapping[str, str], restart: int, rank: int, world: int, name: str = "") -> TraceWriter | None:
-        """Return the trace writer that ONES_TRACE asks for; None without that variable."""
+        """Return a writer to the file that ONES_TRACE names; None without that variable."""
         pattern = env.get("ONES_TRACE")
         if not pattern:
             return None
@@ -266,12 +271,12 @@ class TraceWriter:
         return cls(Path(path), {"restart": restart, "attempt": attempt, "rank": rank, "world": world}, bool(name))
 
     def ranks_changed(self, restart: int, rank: int, world: int, generation: int) -> None:
-        """Write that another membership begins, for all following lines."""
+        """Write a line with the new generation, and use the new ranks in all further lines."""
         self._common |= {"restart": restart, "rank": rank, "world": world}
         self.write(generation=generation)
 
     def write(self, **line: Any) -> None:
-        """Write a line: either `samples`, the dataset indices that this rank used in a step, or `begin`. From the step
-        `begin` a run goes on, and later steps of earlier runs are undone."""
+        """Write a line. It has `samples`, the dataset indices that this rank used in a step, or `begin`, the step from
+        which this run continues. Lines of earlier runs from that step on do not count."""
         with self._path.open("a") as file:
             file.write(json.dumps({**self._common, **line}) + "\n")

@@ -1,4 +1,4 @@
-"""Division of a step's samples among the present ranks: by replicas of a strategy, or by ranks."""
+"""Division of a step's samples over the present ranks, or over a strategy's replicas."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from ones_wrapper.strategy import Strategy
 
 @dataclass(frozen=True, slots=True)
 class Division(Cut):
-    """A rank's cut of steps at one world size, by the limits of a strategy; its batch is not in force yet."""
+    """A rank's cut of steps at one world size, by the limits of a strategy. Its batch is set later."""
 
     first: bool = True
-    """True if this rank is the first of its replica, and so counts for it."""
+    """True if this rank is the first of its replica, which writes for all of them."""
     quantum: int = 1
-    """Divisor of all global batches but an epoch's last."""
+    """Divisor of all global batches except an epoch's last."""
 
     def passes(self, batch: int) -> int:
-        """Return the accumulation steps of a step of `batch` samples."""
+        """Return the number of accumulation steps in a step of `batch` samples."""
         return accumulation_count(batch, self.replicas, self.max_local, self.unit)
 
 
 def limits_of(strategy: Strategy | None, spec: Spec, group: Group) -> StrategyLimits | None:
-    """Return the limits that a strategy has in this job, with the memory of its smallest GPU. Collective. Raises
-    TypeError for an object that is no strategy, and ValueError if the strategy cannot use the present ranks."""
+    """Return a strategy's limits in this job, with the memory of the smallest GPU. Collective. Raises TypeError if the
+    object is no strategy, and ValueError if the strategy cannot use the present ranks."""
     if strategy is None:
         return None
     if not isinstance(strategy, Strategy):
@@ -46,8 +46,8 @@ def limits_of(strategy: Strategy | None, spec: Spec, group: Group) -> StrategyLi
 
 
 def as_found(spec: Spec, world: int, found: LargestBatch | None) -> Spec:
-    """Return the spec with its limits for the largest local batch found by trial, perhaps at another number of GPUs.
-    This corrects a strategy's formula; without a formula, no pass takes more."""
+    """Return the spec after the trial `found`, which may be of another number of GPUs. It corrects the formula of a
+    strategy's limits; without a formula it lowers the largest local batch."""
     if found is None:
         return spec
     if spec.limits is not None:
@@ -64,7 +64,7 @@ def as_found(spec: Spec, world: int, found: LargestBatch | None) -> Spec:
 
 
 def limits_again(strategy: Strategy | None, spec: Spec, group: Group) -> StrategyLimits | None:
-    """Return the limits now that the strategy knows the models. Not collective."""
+    """Return the strategy's limits once more, since it now knows the models. Not collective."""
     if strategy is None or spec.limits is None:
         return spec.limits
     limits = strategy.limits(spec, max(MOST_GPUS, group.world), group.gpus_per_node)
@@ -72,7 +72,7 @@ def limits_again(strategy: Strategy | None, spec: Spec, group: Group) -> Strateg
 
 
 def row_of(spec: Spec, world: int) -> SizeLimits:
-    """Return the limits at a world size. Raises ValueError for a size that the strategy cannot use."""
+    """Return the limits at this world size. Raises ValueError if the strategy cannot use it."""
     if spec.limits is None:
         return SizeLimits(world, world)
     row = spec.limits.at(world)
@@ -82,8 +82,8 @@ def row_of(spec: Spec, world: int) -> SizeLimits:
 
 
 def divide(spec: Spec, world: int, rank: int, equal: bool = False) -> Division:
-    """Return the division at a world size, into shares of one size if they are to be `equal`. Raises ValueError for a
-    size that the strategy cannot use."""
+    """Return the division at this world size; with `equal`, all shares have the same size. Raises ValueError if the
+    strategy cannot use this world size."""
     row = row_of(spec, world)
     if equal:
         row = replace(row, quantum=lcm(row.quantum, row.replicas))
@@ -97,8 +97,8 @@ def divide(spec: Spec, world: int, rank: int, equal: bool = False) -> Division:
 
 
 def in_force(spec: Spec, wanted: int, division: Division) -> int:
-    """Return the global batch in force if `wanted` samples are wanted. The batch is a multiple of the job's divisor if
-    a multiple fits, and of the strategy's in any case. Raises ValueError if none fits."""
+    """Return the global batch to use if `wanted` samples are wanted. It is a multiple of the strategy's divisor, and
+    also of init's `multiple_of` if that many samples fit. Raises ValueError if there is no such batch."""
     most = spec.max_batch, division.max_local, spec.max_passes
     batch = clamp_batch(wanted, division.replicas, *most, lcm(spec.multiple_of, division.quantum))
     if batch % division.quantum:
@@ -123,14 +123,15 @@ def _each_a_replica(limits: StrategyLimits) -> bool:
 
 
 def noise_may_be_measured(strategy: Strategy | None, spec: Spec) -> bool:
-    """Return whether each rank is a replica, at any number of GPUs, and the strategy exposes their gradients."""
+    """Return True if the gradient noise scale can be measured: each rank is a replica at any number of GPUs, and the
+    strategy allows it."""
     if strategy is None or spec.limits is None:
         return True
     return strategy.measures_noise and _each_a_replica(spec.limits)
 
 
 def look_at(spec: Spec, world: int) -> str:
-    """Return a hint if a strategy's formula leaves no memory for a sample; else empty."""
+    """Return a hint if, by a strategy's formula, not even one sample fits; else empty."""
     limits, row = spec.limits, row_of(spec, world)
     if limits is None or row.most_local(limits.memory_bytes) != 0:
         return ""

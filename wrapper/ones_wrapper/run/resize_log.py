@@ -1,4 +1,4 @@
-"""Lines of a job's log on its resizes: a line at each resize, and a line on the speed that the resize brought."""
+"""Lines about resizes in a job's log: one at each resize, and one about the speed that it brought."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from ones_wrapper.protocol import MAX_LINE, Batch, Epoch, First, Hello, Membersh
 from ones_wrapper.protocol.growth import efficiency
 
 MEASURE_S = 30.0
-"""Training time before the log names the speed that a resize brought."""
+"""Seconds of training after which the log names the speed that a resize brought."""
 _SHOWN = 16
-"""Most ranks whose shares a line names."""
+"""Most ranks whose shares are listed in a line."""
 _WARM_UP = 2
-"""Steps after a resize that are not measured."""
+"""Number of steps after a resize that are not measured."""
 
 
 def shape_name(nodes: int, gpus_per_node: int, world: int) -> str:
-    """Return a shape for people: nodes × GPUs per node, or the GPUs if nodes give different numbers."""
+    """Return the text for a shape: nodes × GPUs per node, or the number of GPUs if it differs by node."""
     return f"{nodes}x{gpus_per_node}" if gpus_per_node else f"{world} GPUs"
 
 
 @dataclass(frozen=True)
 class Before:
-    """Shape and speed of the start before this one."""
+    """Shape and speed of the previous start."""
 
     shape: str
     batch: int
     ended: float
-    """Unix time at which the start's last reported step ended."""
+    """Unix time of the last step that it reported."""
     useful_per_s: float
-    """Useful samples per second at the start's end; 0 if none were reported."""
+    """Useful samples per second shortly before its end; 0 if none were reported."""
 
 
 def before(job_dir: Path, restart: int) -> Before | None:
-    """Return the start before this one, of this run or of the run before; None if no earlier start trained."""
+    """Return the previous start, of this run or the run before it; None if no earlier start trained."""
     spec = read_spec(job_dir)
     for number in (restart, restart - 1):
         found = _before(job_dir / reports_name(number), spec.grown if spec is not None else 0)
@@ -74,34 +74,35 @@ def _before(path: Path, free: int) -> Before | None:
 
 
 def shares_changed(shares: Sequence[int], step: int) -> str:
-    """Return the log's line on ranks that get other shares."""
+    """Return the line for new shares of the ranks."""
     parts = ", ".join(str(each) for each in shares[:_SHOWN]) + (", …" if len(shares) > _SHOWN else "")
     return f"step {step}: ranks get {parts} of {sum(shares)} samples a step, by the speed that they measured"
 
 
 class ResizeLog:
-    """Log of the resizes that one rank sees; only rank 0 writes lines. Not collective."""
+    """Log of resizes. All ranks measure, but only rank 0 writes lines. Methods are not collective."""
 
     def __init__(
         self, clock: Callable[[], float] = time.time, tell: Callable[[int, float, str], None] = lambda *resize: None
     ) -> None:
-        """`tell` is called with the step, the pause and the line of each resize in the log."""
+        """`tell` is called with step, pause in seconds and text of each resize in the log."""
         self._clock, self._tell = clock, tell
         self._useful = self._seconds = 0.0
         self._warm_up = _WARM_UP
         self._starts: tuple[Before, str, float | None] | None = None
         self._waits: tuple[str, str, float] | None = None
-        """(from, to, useful samples/s before) of a resize whose gain is being measured."""
+        """(old shape, new shape, useful samples/s before) of a resize whose speed is still being measured."""
 
     def started(self, earlier: Before | None, shape: str, gain: float | None) -> None:
-        """Begin a run; `gain` is the speed-up expected of its resize. The line comes after the first step."""
+        """Note the start of a run after `earlier`; `gain` is the expected ratio of speeds. The line is written after
+        the first step."""
         if earlier is not None and earlier.shape != shape:
             self._starts = (earlier, shape, gain)
 
     def switched(
         self, old: str, new: str, step: int, pause_s: float, gain: float | None, *, speaks: bool = True
     ) -> None:
-        """Note that the ranks changed while the job trains; `speaks` on rank 0."""
+        """Note a change of ranks during training; `speaks` is True on rank 0."""
         before_it = self._useful / self._seconds if self._seconds else 0.0
         self._useful = self._seconds = 0.0
         self._warm_up = _WARM_UP
@@ -110,12 +111,12 @@ class ResizeLog:
             self._speak(old, new, step, pause_s, gain, before_it)
 
     def batch_changed(self) -> None:
-        """Drop the measurements so far, which are of another batch."""
+        """Drop the measurements so far, since they are of another batch."""
         if self._waits is None:
             self._useful = self._seconds = 0.0
 
     def stepped(self, step: int, useful: float, seconds: float) -> None:
-        """Note that step number `step`, of `useful` useful samples, ended after `seconds`."""
+        """Note the end of a step of `useful` useful samples that took `seconds`."""
         if self._starts is not None:
             (earlier, shape, gain), self._starts = self._starts, None
             pause_s = max(0.0, self._clock() - earlier.ended)

@@ -1,4 +1,4 @@
-"""One run, from its first report (hello) to its last (bye): its parts, and when each of them acts."""
+"""One run, from its first report (`Hello`) to its last (`Bye`): its parts, and when each is called."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ from ones_wrapper.script.optimizers import stepper
 
 
 class Run:
-    """The parts of one run. Methods are collective unless said otherwise."""
+    """One run and its parts. Methods are collective unless they say otherwise."""
 
     def __init__(
         self, group: Group, spec: Spec, settings: RunSettings, started: float, identity: Identity | None = None
     ) -> None:
-        """`started` is the Unix time of the script's first call."""
+        """`started` is the Unix time at which the script called `init`."""
         env = os.environ
         self.identity = identity = identity or Identity.of(env)
         self.group, self.settings = group, settings
@@ -72,34 +72,34 @@ class Run:
         self._run_id = group.on_first(lambda: run_id(directory, env, identity.job_id))
         self.begun = False
         self.left = 0
-        """1 once the script has left the loop over epochs on any rank, 2 if it did after a signal."""
+        """1 after the script has left the loop over epochs on any rank, 2 if it did so after a signal, else 0."""
         self._signalled = -1
-        """Epoch that began after an epoch in which a handler of the script was called."""
+        """Epoch that follows an epoch in which a signal handler of the script was called; -1 for none."""
         self.ended = False
         self._watch: stuck.Watch | None = None
         self._reason = "stopped"
-        """Reason in the bye if the script ends now by itself."""
+        """Reason in the bye if the script ends now without a signal or an error."""
         FLAGS.install()
         FLAGS.armed = True
         on_exit(self._ended)
         on_error(self.failed)
 
     def known(self, number: int) -> int:
-        """Return a rank or world size as the script sees it: `Unknown` before a block has joined. Not collective."""
+        """Return a rank or world size for the script: `Unknown` before this block has joined. Not collective."""
         return Unknown(number + 1) if self.ranks.joining else number
 
     @property
     def rank(self) -> int:
-        """This process's number, as the script sees it. Not collective."""
+        """Rank of this process for the script. Not collective."""
         return self.known(self.group.rank)
 
     @property
     def run_id(self) -> str:
-        """The job's name for loggers. Not collective."""
+        """Name of the job's runs for experiment loggers. Not collective."""
         return self.progress.run_id or self._run_id
 
     def load(self, state: SavedState) -> None:
-        """Take over the training's state, and load the newest good checkpoint into it."""
+        """Register the training's state, and load the newest good checkpoint into it."""
         if self.ranks.joining:
             collect(state)  # state that cannot be saved cannot be sent: better now
         else:
@@ -114,7 +114,7 @@ class Run:
         self._carry(state)
 
     def _carry(self, state: SavedState) -> None:
-        """Register the training's state, its optimizers' hooks and its learning rate. Not collective."""
+        """Register the training's state, hooks on its optimizers, and its learning rate. Not collective."""
         self.keeping.state = state
         optimizers = [stepper(optimizer) for optimizer in state.optimizers.values()]
         self.loop.rate = Rate(self.sizes.spec.base_batch, *optimizers, follows=self.settings.scale_lr)
@@ -137,7 +137,8 @@ class Run:
         calls.watch(self.loop.first_steps, self.batch_shares, gathers)
 
     def begin(self) -> None:
-        """Begin training and say hello: before the first step everything is known. Later calls do nothing."""
+        """Begin training: check the data, and send the hello. Called before the first step; further calls do
+        nothing."""
         if self.begun or self.ranks.join():
             return
         samples, progress, boundary = self.complete(), self.progress, self.control.boundary
@@ -175,8 +176,8 @@ class Run:
         self.ranks.began()
 
     def complete(self) -> int:
-        """Check that nothing is missing for training, and return the number of samples of an epoch. Not collective.
-        Raises RuntimeError if the script left something out."""
+        """Check that model, optimizer and data were given; return the number of samples in an epoch. Not collective.
+        Raises RuntimeError if something is missing."""
         if self.keeping.state is None or self.loop.feed is None:
             missing = "model and optimizer" if self.keeping.state is None else "data"
             raise RuntimeError(
@@ -192,14 +193,15 @@ class Run:
         return self.loop.feed.samples
 
     def same_data(self, before: str, where: str) -> str:
-        """Return the data's fingerprint. Raises ValueError if it was another, `before`, at `where`. Not collective."""
+        """Return `before`, or if that is empty the dataset's fingerprint. Raises ValueError if the fingerprint differs
+        from `before`; the message names its origin, `where`. Not collective."""
         assert self.loop.feed is not None
         mine = self.loop.feed.fingerprint()
         fingerprint.check(mine, before, where)
         return before or mine
 
     def batch_shares(self) -> calls.BatchShares | None:
-        """Return the ranks' shares of the present pass; None outside of training. Not collective."""
+        """Return the shares of the present pass; None outside of training. Not collective."""
         loop, state = self.loop, self.keeping.state
         if not loop.within or state is None or not getattr(state.model, "module", state.model).training:
             return None
@@ -207,7 +209,7 @@ class Run:
         return calls.BatchShares(loop.part.samples, alike)
 
     def watch_others(self) -> None:
-        """Start a thread that finds ranks with fewer backward passes than others. Not collective."""
+        """Start a thread that finds ranks with fewer backward passes than others (`stuck.Watch`). Not collective."""
         if self._watch is not None:
             self._watch.close()
         if self.group.world == 1:
@@ -225,7 +227,7 @@ class Run:
         self._watch = stuck.Watch(self.directory, self.group.rank, self.group.world, meeting, counts, end)
 
     def commit(self, total: int) -> None:
-        """Complete a step of `total` samples. Not collective."""
+        """Count a step of `total` samples. Not collective."""
         useful = self.sizes.count(total)
         self.loop.stepped(self.progress, total)
         if self.loop.still == mistakes.NO_STEPS:
@@ -234,7 +236,7 @@ class Run:
         self.ranks.stepped()
 
     def act(self) -> None:
-        """Do what orders, signals and the job's owner ask for: the same on all ranks, at the same step boundary."""
+        """Act at a step boundary on requests of orders, signals and the job's owner, equally on all ranks."""
         self.ranks.at_boundary()
         self.loop.at_boundary = True
         agreed = self.control.agree()
@@ -247,7 +249,7 @@ class Run:
         self.loop.at_boundary = False
 
     def end_epoch(self, loss: float | None, accuracy: float | None) -> None:
-        """Report the epoch and go on to the next, at a step boundary."""
+        """Report the epoch, and begin the next one; this is a step boundary."""
         self._end_epoch(loss, accuracy)
         if FLAGS.called:  # a handler's note may end the loop within another epoch, and not much later
             FLAGS.called, self._signalled = False, self.progress.epoch
@@ -255,8 +257,8 @@ class Run:
             self.act()
 
     def _end_epoch(self, loss: float | None, accuracy: float | None, leaves: int = 0) -> None:
-        """`leaves` is 1 if the script has left the loop over epochs on this rank, 2 if it may go on at the next start.
-        If the script has left on any rank, it shall leave on all."""
+        """`leaves` is 1 if the script has left the loop over epochs on this rank, 2 if it may continue at the next
+        start, else 0. If it has left on any rank, all ranks leave."""
         self.begin()
         loop, progress = self.loop, self.progress
         loop.end_open()
@@ -275,19 +277,19 @@ class Run:
 
     @property
     def finished_before(self) -> bool:
-        """True if the loaded checkpoint is of a training that had come to its end. Not collective."""
+        """True if the loaded checkpoint is that of a finished training. Not collective."""
         epochs, progress = self.sizes.spec.epochs, self.progress
         over = 0 < epochs <= progress.epoch or progress.left == epochs
         return not self.begun and bool(self.keeping.loaded) and over
 
     @property
     def over(self) -> bool:
-        """True once training has come to its end. Not collective."""
+        """True after training has finished. Not collective."""
         return self._reason == "finished"
 
     def leave_epochs(self, loss: float | None, accuracy: float | None) -> None:
-        """Finish training once the script has left the loop over epochs early, on all ranks. An epoch whose samples are
-        all used counts."""
+        """Finish training after the script has left the loop over epochs early, on all ranks. An epoch counts if all
+        its samples are used."""
         self.loop.end_open()
         # A handler may have the script leave, to go on at the next start.
         signalled = FLAGS.stop or FLAGS.called or self._signalled == self.progress.epoch
@@ -298,7 +300,7 @@ class Run:
         self.finish()
 
     def finish(self) -> None:
-        """Write the last checkpoint: all epochs are trained. From here on a signal ends the script at once."""
+        """Write the last checkpoint, since training has finished. From now on a signal ends the script at once."""
         if self.finished_before:
             text = mistakes.finished(self.progress.epoch, self.sizes.spec.epochs, self.progress.left >= 0)
             self.group.say(text)
@@ -321,7 +323,8 @@ class Run:
         self.ranks.over()
 
     def failed(self, error: BaseException) -> tuple[int, str] | None:
-        """Return (exit code, note) for an error that the script did not cause; else None. Not collective."""
+        """Return (exit code, note) for lack of memory, or the loss of other ranks; None for any other error. Not
+        collective."""
         if self.group.rank == 0 and (hint := mistakes.no_cuda(error, self.group.device.type)):
             log(hint)
         local_batch = self.sizes.local_batch
@@ -334,7 +337,7 @@ class Run:
         return classified
 
     def _ended(self, code: int, note: str) -> None:
-        """End the run with the script. Not collective: other ranks may be gone."""
+        """End the run, since the script has ended. Not collective, as other ranks may be lost."""
         FLAGS.armed = False
         if not self.ranks.ended(code):
             return
@@ -356,7 +359,8 @@ class Run:
 
 
 def _claimed(group: Group, take: Callable[[], Claim | None]) -> Claim | None:
-    """Return the claim that `take` made on this rank. Collective: ends all ranks if it raised `ClaimedError` on any."""
+    """Return the claim that `take` returns on this rank. Collective: ends all ranks if it raises `ClaimedError` on
+    any."""
     claim, refused = None, 0
     try:
         claim = take()

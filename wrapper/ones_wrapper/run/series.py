@@ -1,4 +1,4 @@
-"""A run's GPUs, batch, learning rate, speed, pauses and resizes as series for W&B, TensorBoard, MLflow or Lightning."""
+"""Series of a run for W&B, TensorBoard, MLflow or Lightning: GPUs, batch, learning rate, speed, pauses and resizes."""
 
 from __future__ import annotations
 
@@ -11,23 +11,24 @@ from ones_wrapper.process.log import log
 from ones_wrapper.protocol import RUN_URL, Report, Throughput
 
 Open = Callable[[str], Any]
-"""Makes a logger: given the job's run id, a W&B run, a SummaryWriter, the module mlflow with its run begun, or an
+"""Function from the job's run id to a logger: a W&B run, a SummaryWriter, the module mlflow with an active run, or an
 object with Lightning's `log_metrics`."""
 _NAMES = {"gpus": "world", "batch": "batch", "lr_factor": "lr_factor"}
 
 
 class Series:
-    """Writer of the leading rank's reports to a logger, which is opened at the first. An error of the logger is logged
-    once and ends the series, never the training."""
+    """Writer of rank 0's reports to a logger, which is opened with the first report. An error of the logger is logged
+    once and ends the series, but not the training."""
 
     def __init__(self, opened: Open | None, run_id: Callable[[], str], directory: Path) -> None:
-        """`opened` None writes nothing. The run's address is written into the job's `directory`, for the job's page."""
+        """`opened` makes the logger; None for no series. The address of the logger's page is written into the job's
+        `directory`, for the job's page."""
         self._opened, self._run_id, self._directory = opened, run_id, directory
         self._logger: Any = None
         self._now: dict[str, float] = {}
 
     def report(self, report: Report) -> None:
-        """Write a report's numbers that belong to the series, if there are any."""
+        """Write the numbers of a report that belong to the series."""
         found = {name: getattr(report, field) for name, field in _NAMES.items() if hasattr(report, field)}
         self._now |= found
         if isinstance(report, Throughput):
@@ -36,7 +37,7 @@ class Series:
             self._write(getattr(report, "step", 0), self._now | found)
 
     def resized(self, step: int, pause_s: float, text: str) -> None:
-        """Write a resize: its pause, and the line of the job's log."""
+        """Write a resize with its pause; `text` is its line in the job's log."""
         self._write(step, self._now | {"pause_s": pause_s}, text)
 
     def _write(self, step: int, numbers: Mapping[str, float], resize: str = "") -> None:
@@ -56,8 +57,8 @@ class Series:
             log(f"init: series: {type(error).__name__}: {str(error)[:300]}; nothing more is written to this logger")
 
     def close(self) -> None:
-        """Close the logger in a thread, since another rank leads and training goes on. At a script's end loggers close
-        themselves."""
+        """Close the logger, since another rank writes the series from now on. A thread does this while training
+        continues. At the end of a script loggers close themselves."""
         self._opened = None
         for name in ("finish", "end_run", "close"):
             if end := getattr(self._logger, name, None):
@@ -66,7 +67,7 @@ class Series:
 
 
 def address(logger: Any) -> str:
-    """Return the address of the run's page; empty if the logger has no server."""
+    """Return the address of the page for the logger's run; empty if there is no server."""
     if hasattr(logger, "set_tag"):
         server, run = logger.get_tracking_uri(), logger.active_run().info
         return f"{server}/#/experiments/{run.experiment_id}/runs/{run.run_id}" if server.startswith("http") else ""
@@ -75,7 +76,7 @@ def address(logger: Any) -> str:
 
 
 def write(logger: Any, step: int, numbers: Mapping[str, float], resize: str) -> None:
-    """Write numbers and a resize's text at a step. Raises TypeError for an object that is no logger."""
+    """Write numbers, and a resize's text, for a step. Raises TypeError if the object is no known logger."""
     if hasattr(logger, "add_scalar"):  # TensorBoard
         for name, value in numbers.items():
             logger.add_scalar(name, value, step)

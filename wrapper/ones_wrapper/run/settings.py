@@ -1,4 +1,4 @@
-"""Settings and identity of a run, and objects that all parts of the run share."""
+"""Settings and identity of a run, and the objects that all its parts share."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ones_wrapper.strategy import Strategy
 
 @dataclass(frozen=True)
 class RunSettings:
-    """The script's arguments to `init` besides the spec."""
+    """Arguments of `init` that are not part of the spec."""
 
     scale_lr: bool
     checkpoint_every_s: float | None
@@ -37,7 +37,7 @@ def checked_spec(
     max_accumulation_steps: int | None,
     multiple_of: int,
 ) -> Spec:
-    """Return the sizes that a script's job can take. Raises ValueError for numbers that contradict each other."""
+    """Return the spec for these arguments of `init`. Raises ValueError if numbers contradict each other."""
     max_batch = batch if max_batch is None else max_batch
     max_local_batch = max_batch if max_local_batch is None else max_local_batch
     if not 1 <= batch <= max_batch:
@@ -62,15 +62,16 @@ def checked_spec(
 
 @dataclass(frozen=True)
 class Identity:
-    """Identity of a run."""
+    """Job, restart and role of a run's process."""
 
     job_id: int
     restart: int
-    """Slurm's count of restarts; the term in a job of blocks."""
+    """Slurm's restart count; in a job of blocks the number of the term."""
     leads: bool = True
-    """True if these ranks keep the job's files; new blocks of a job that trains do not."""
+    """True if these ranks write the job's files. False for a block that joins a training."""
     name: str = ""
-    """Name of this process in a job whose ranks change: other processes have its rank at other times. Else empty."""
+    """Name of this process in a job of blocks, where a rank belongs to different processes over time. Empty in a plain
+    job."""
 
     @classmethod
     def of(cls, env: Mapping[str, str]) -> Identity:

@@ -1,6 +1,6 @@
-"""The batch in force, and the division of a step's samples among the ranks.
+"""The present global batch, and the division of a step's samples over the ranks.
 
-This part of a run knows no reports, orders and signals. Here a strategy's limits and uneven ranks take effect.
+This part of a run does not know reports, orders and signals. Limits of a strategy and uneven shares take effect here.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from ones_wrapper.run.settings import Common
 
 
 class StepSizes:
-    """Batch and division of one run. Methods are not collective unless they say so."""
+    """Batch and division of one run. Methods are not collective unless they say otherwise."""
 
     def __init__(self, common: Common, spec: Spec) -> None:
-        """`spec` is as the script declared it. Collective."""
+        """`spec` is the spec as the script declared it. Collective."""
         group, settings = common.group, common.settings
         self._group, self._settings, self._directory = group, settings, common.directory
         self._progress, self._loop = common.progress, common.loop
@@ -42,42 +42,44 @@ class StepSizes:
 
     @property
     def shares(self) -> Shares | None:
-        """The shares of steps that ranks have; None if they are even."""
+        """Uneven shares of the ranks; None if shares are even."""
         return self.uneven.shares if self.uneven is not None else None
 
     @property
     def cut(self) -> Cut:
-        """The cut of the data for this rank."""
+        """Numbers that determine this rank's passes."""
         return replace(self.division, batch=self.batch, uneven=self.shares, least=self._loop.least)
 
     @property
     def least_step(self) -> int:
-        """Fewest samples of a step: a smaller rest is left out at an epoch's end."""
+        """Fewest samples of a step. If fewer remain at the end of an epoch, they are left out."""
         division = self.division
         return max(division.whole, self._loop.least * division.replicas) if self._settings.equal else 1
 
     @property
     def cut_by(self) -> tuple[object, ...]:
-        """Values that the cut depends on: if one changes, the epoch's rest is cut again."""
+        """Values on which the cut depends: if one changes, the rest of the epoch is cut again."""
         return self.batch, self.generation, self.shares
 
     def rated(self, samples: int) -> float:
-        """Return the samples of a step that set its learning rate: all, or one replica's."""
+        """Return the samples of a step by which its learning rate is set: all, or those of one replica
+        (`Strategy.local_rate`)."""
         return samples / self._rated
 
     @property
     def _rated(self) -> int:
-        """Number of batches in a global batch by which the learning rate is set: one, or one for each replica."""
+        """1, or the number of replicas if the learning rate is set by one replica's samples."""
         strategy = self._settings.strategy
         return self.division.replicas if strategy is not None and strategy.local_rate else 1
 
     @property
     def lr_factor(self) -> float:
-        """Learning rate in force over the rate that the script set."""
+        """Learning rate that the optimizer uses, divided by the rate that the script set."""
         return self._loop.rate.factor(self._progress, self.rated(self.batch))
 
     def admit(self) -> bool:
-        """Admit the batch in force by the noise scale, and note the result in the spec; True if that changes steps."""
+        """Update whether the present batch needs no more samples than the base batch (`Rate.admit`), also in the spec.
+        Return True if that changes steps."""
         rate, progress = self._loop.rate, self._progress
         changed = rate.admit(progress, self.rated(self.batch))
         if (free := rate.free(progress)) != self.spec.grown:
@@ -85,7 +87,7 @@ class StepSizes:
         return changed
 
     def put_in_force(self) -> None:
-        """Put the batch that was ordered last in force, as far as the ranks take it."""
+        """Use the batch of the newest order from now on, limited to what the ranks can take."""
         spec, wanted = self.spec, self._progress.batch
         wanted = wanted or spec.base_batch * self._rated
         self.batch = batch = replicas.in_force(spec, wanted, self.division)
@@ -99,7 +101,7 @@ class StepSizes:
             )
 
     def use_batch(self) -> str:
-        """Begin steps of the batch in force, perhaps again; log and return the strategy's note on it."""
+        """Tell the strategy about the present batch; log and return the strategy's note."""
         strategy = self._settings.strategy
         note = strategy.batch_in_force(self.batch) if strategy is not None else ""
         if note:
@@ -108,12 +110,13 @@ class StepSizes:
         return note
 
     def write_spec(self) -> None:
-        """Write `spec.json`, in which the companion reads the job's limits, on rank 0."""
+        """Write `spec.json`, from which the companion reads the job's limits. Does nothing on other ranks than rank
+        0."""
         if self._group.rank == 0:
             write_spec(self._directory, self.spec)
 
     def complete(self, samples: int) -> None:
-        """Complete the spec, as the models and the `samples` of an epoch are known now."""
+        """Complete the spec with what is known now: the models, and the number of `samples` in an epoch."""
         spec, strategy = self.spec, self._settings.strategy
         limits = replicas.limits_again(strategy, spec, self._group)
         # Strategies have their own formulas for the bytes that they send.
@@ -123,7 +126,7 @@ class StepSizes:
         self._found(replicas.as_found(spec, self._group.world, self.local_batch.found))
 
     def probe(self, one_pass: Callable[[int], object], state: SavedState) -> int:
-        """Return the most samples of a pass, tried unless an earlier run tried; see `Job.probe`. Collective."""
+        """Return the result of `Job.probe`. Collective."""
         exchanges, world = self._loop.exchanges, self._group.world
         together = self.division.replicas < world or (exchanges.gathers and world > 1)
         with exchanges.trying():
@@ -139,7 +142,7 @@ class StepSizes:
         self.division = replicas.divide(spec, self._group.world, self._group.rank, self._settings.equal)
 
     def count(self, total: int) -> float:
-        """Count a step of `total` samples; return the useful ones."""
+        """Count a step of `total` samples; return them as useful samples."""
         progress, base = self._progress, self.spec.base_batch
         useful = total * efficiency(self.batch, base, progress.noise or None, progress.admitted)
         progress.padding += counted(progress, total, self.batch, base, self.least_step) - total
@@ -152,7 +155,7 @@ class StepSizes:
         return useful
 
     def divide(self, measured: tuple[int, ...]) -> None:
-        """Adapt uneven shares to the speeds that the ranks measured."""
+        """Update uneven shares from the times that the ranks measured."""
         if self.uneven is None or not measured:
             return
         passes = self.division.passes(self.batch)
@@ -162,7 +165,8 @@ class StepSizes:
             )
 
     def order(self, wanted: int, number: int | None) -> bool:
-        """Take an order's batch as the next to put in force; log and return False if the strategy forbids that."""
+        """Store the batch `wanted` of an order, for `put_in_force`. If the strategy forbids a change now, log it and
+        return False."""
         strategy, progress = self._settings.strategy, self._progress
         if strategy is not None and strategy.batch_fixed() and wanted != progress.batch:
             self._group.say(f"order {number}: the batch stays {self.batch}, which must not change now in this strategy")
@@ -171,7 +175,7 @@ class StepSizes:
         return True
 
     def batch_fixed(self) -> None:
-        """Write the spec again if the strategy's limits changed, such as a batch that is fixed now."""
+        """Write the spec again if the strategy's limits have changed, for example since its batch is fixed now."""
         strategy, limits = self._settings.strategy, self.spec.limits
         if strategy is None or limits is None:
             return
@@ -181,7 +185,8 @@ class StepSizes:
             self.write_spec()
 
     def ranks_changed(self, generation: int, max_local: int, batch: int, order: int | None) -> None:
-        """Go on with other ranks, whose devices hold passes of `max_local`; put `batch` in force, unless it is 0."""
+        """Continue with new ranks, whose devices hold passes of `max_local` samples. If `batch` is not 0, use it from
+        now on."""
         self.generation = generation
         self._found(replace(self.spec, max_local_batch=max_local))
         if (strategy := self._settings.strategy) is not None:

@@ -1,7 +1,9 @@
-"""A dummy step of a rank that is about to join others: it makes device, libraries and kernels ready for the first step.
+"""A dummy step of a rank that is about to join others, so that device, libraries and kernels are ready for its first
+step.
 
-Its input is zeros in the shapes that the model got on other ranks, which describe the shapes as JSON. The zeros have as
-many samples as this rank is about to have: a compiled model, cuDNN's search and CUDA graphs are ready for one shape.
+Its input is zeros in the shapes that the models got on the training ranks, which send the shapes as JSON. The number of
+samples is that of this rank's first pass: a compiled model, cuDNN's search and CUDA graphs are ready for one shape
+only.
 """
 
 from __future__ import annotations
@@ -24,13 +26,13 @@ MOST_TEXT = 100_000
 
 
 class Shapes:
-    """Shapes of the input of each model's next forward pass in training, seen once."""
+    """Shapes of the input of each model, recorded once in its next forward pass in training."""
 
     def __init__(self, exchanges: Exchanges, samples: Callable[[], int]) -> None:
-        """`samples` returns the samples of a pass."""
+        """`samples` returns the number of samples in the present pass."""
         self._samples = samples
         self.text = ""
-        """Description of all models' input, as JSON; empty before, and if it has types that cannot be described."""
+        """The recorded shapes as JSON; empty until recorded, or if an input has a type that cannot be described."""
         self._seen: dict[int, Any] = {}
         self._handles: dict[int, Any] = {}
         for number, exchange in enumerate(exchanges):
@@ -49,13 +51,15 @@ class Shapes:
             self.text = text if len(text) <= MOST_TEXT else ""
 
     def told(self, batch: int, world: int) -> str:
-        """Return `text` after a line with the present global batch and world size; empty if `text` is."""
+        """Return the message for a block that joins: a line with the present global batch and world size, then `text`.
+        Empty if `text` is empty."""
         return f"{batch} {world}\n{self.text}" if self.text else ""
 
 
 def run(exchanges: Exchanges, told: str, device: torch.device, samples: Callable[[int, int], int]) -> None:
-    """Make a forward and backward pass of each model on zeros. Collective. The models' gradients are gone afterwards.
-    `samples` takes the batch and the ranks that train so far, and returns the samples of a pass of this rank."""
+    """Make a forward and a backward pass of each model on zeros, and drop the gradients. Collective. `told` is the
+    message of `Shapes.told`. `samples` returns the number of samples in this rank's pass, from the global batch and
+    world size in the message."""
     now, _, text = told.partition("\n")
     batch, world = map(int, now.split())
     seen, models = json.loads(text)
@@ -67,7 +71,7 @@ def run(exchanges: Exchanges, told: str, device: torch.device, samples: Callable
 
 
 def _autocast(model: torch.nn.Module) -> str:
-    """The type in which the script computes this pass; empty if the script leaves that to the model."""
+    """Return the type of autocast that is on in this pass; empty if autocast is off."""
     device = next((parameter.device.type for parameter in model.parameters()), "cpu")
     on = torch.is_autocast_enabled(device)
     return str(torch.get_autocast_dtype(device)).removeprefix("torch.") if on else ""
@@ -86,7 +90,7 @@ def _pass(exchange: Exchange, args: Any, kwargs: Any) -> None:
 
 
 def _describe(value: Any) -> Any:
-    """Return a value's description as JSON. Raises TypeError for a type without one."""
+    """Return a description of a value for JSON. Raises TypeError for a type that has none."""
     if isinstance(value, torch.Tensor):
         return {"tensor": [str(value.dtype).removeprefix("torch."), list(value.shape)]}
     if type(value) in (list, tuple):
@@ -99,7 +103,7 @@ def _describe(value: Any) -> Any:
 
 
 def _zeros(told: Any, device: torch.device, old: int, new: int) -> Any:
-    """Return zeros in the shapes described, of `new` samples in place of `old` ones."""
+    """Return zeros in the described shapes, with `new` samples in place of `old`."""
     ((kind, value),) = told.items()
     if kind == "tensor":
         dtype, shape = getattr(torch, value[0]), value[1]
