@@ -1,15 +1,15 @@
-"""Checkpoints that are complete or absent, load at any world size, and hold no code.
+"""Checkpoints that are complete or absent, load at any world size, and contain no code.
 
-`checkpoints/step-N/` in the job's directory:
+Content of `checkpoints/step-N/` in the job's directory:
 
     manifest.json                  written last: progress, origin, and every file's size and checksum
-    tensors-00000.safetensors, …   one file a rank: its part of every tensor (`safetensors` has the format)
+    tensors-00000.safetensors, …   one file for each rank: its part of every tensor (`safetensors` describes the format)
     rest.pt                        all other state, plain data; `torch.load(weights_only=True)` reads it
 
-A checkpoint is written as `.tmp-step-N`, every file fsynced, then renamed: a name without a dot is a complete
-checkpoint. `torch.distributed.checkpoint` lists which parts a rank holds, and plans its reads. So a checkpoint loads at
-another world size, and into DDP or FSDP2 whichever wrote it. `PartReader` lets that library's own `load` read a
-checkpoint.
+A checkpoint is written as `.tmp-step-N`, every file is fsynced, and then it is renamed: a name without a dot is a
+complete checkpoint. `torch.distributed.checkpoint` lists the parts that a rank holds, and plans its reads. So a
+checkpoint from DDP or FSDP2 loads at another world size, into either of them. With `PartReader`,
+`torch.distributed.checkpoint.load` reads a checkpoint, too.
 """
 
 from ones_wrapper.checkpoint.checkpoints import Checkpoints

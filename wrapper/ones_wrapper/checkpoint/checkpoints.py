@@ -1,8 +1,8 @@
-"""Saving and loading of one run's checkpoints: all ranks write, while training waits or in a background thread.
+"""Saving and loading of one run's checkpoints. All ranks write, while training waits or in a background thread.
 
-`torch.distributed.checkpoint` lists what each rank holds. One rank writes each replicated tensor, the load spread
-evenly; each rank writes its own shards. So each rank copies only its own part before training goes on. The plan is kept
-until the set of tensors changes.
+`torch.distributed.checkpoint` lists what each rank holds. Of a replicated tensor one rank writes the copy, and such
+tensors are spread evenly over the ranks. Each rank writes its own shards. So each rank copies only what it writes
+before training continues. The plan is kept until the set of tensors changes.
 """
 
 from __future__ import annotations
@@ -46,34 +46,34 @@ class _Work:
 
 
 class Checkpoints:
-    """The `checkpoints/` of one job. Methods are collective unless they say otherwise: all ranks call them at the
-    same step boundary.
-    """
+    """The folder `checkpoints/` of one job. Methods are collective unless they say otherwise: all ranks call them at
+    the same step boundary."""
 
     def __init__(
         self, job_dir: Path, group: Group, job_id: int, restart: int, keep: int = 2, *, holds: bool = True
     ) -> None:
-        """`keep` is the number of complete checkpoints that stay. With `holds`, these ranks lock the directory, and
-        remove the remains of an interrupted save. Raises `RankError` if another job runs in `job_dir`."""
+        """`keep` is the number of complete checkpoints to keep. With `holds`, these ranks lock the directory, and
+        remove what an interrupted save left. Raises `RankError` if another job runs in `job_dir`."""
         self._group = group
         self._folder = Folder(job_dir, job_id, restart, max(1, keep))
         self._planner = Planner(group)
         self._behind: Group | None = None
         self._alone = False
         self._most_bytes = float("inf")
-        """Most bytes that a checkpoint may have, as far as this rank knows."""
+        """Largest size of a checkpoint in bytes, by the room in memory; infinity for a disk."""
         self._thread: Thread | None = None
         self._end: Saved | Failed | None = None
         self._ahead: tuple[str, Future[str]] | None = None
-        """Name of the checkpoint that this rank checks ahead, and the future of what `damage` returns."""
+        """Name of the checkpoint that this rank checks before `load`, and the future result of `Folder.damage`."""
         if holds:
             group.on_first(self._folder.prepare)
 
     def ranks_changed(self, restart: int) -> Group | None:
-        """Forget the plan, since the group has new ranks; the old ranks finish a checkpoint under way. Not collective.
+        """Drop the plan, since the group has new ranks. A background checkpoint of the old ranks is not interrupted.
+        Not collective.
 
-        Returns the background thread's old group, None if there was none. Keep the reference: dropping it would close
-        the group.
+        Returns the background thread's group of old ranks; None if there is none. The caller must keep the reference,
+        since dropping it would close the group.
         """
         behind, self._behind = self._behind, None
         self._planner.forget()
@@ -83,14 +83,15 @@ class Checkpoints:
         return behind
 
     def let_go(self) -> None:
-        """Finish the checkpoint under way and release the directory, for ranks that leave. Not collective."""
+        """Finish the present background checkpoint and release the directory, since this rank leaves. Not
+        collective."""
         self._wait()
         self._folder.release()
 
     def rescue(self, state: SavedState, progress: TrainingProgress, refuse: Callable[[], str]) -> str:
-        """Write a checkpoint of this rank's whole model without the other ranks, which may be gone; return its name.
-        Not collective. `refuse` is called last; a reason that it returns discards the checkpoint. Raises
-        `RankError`."""
+        """Write a checkpoint of this rank's whole model without the other ranks, which may be lost; return its name.
+        Not collective. `refuse` is called just before the checkpoint is published: if it returns a reason, the
+        checkpoint is discarded. Raises `RankError`."""
         myself = Group(rank=0, world=1, local_rank=0, nodes=1, gpus_per_node=1, device=self._group.device)
         folder = self._folder
         alone = Checkpoints(folder.job_dir, myself, folder.job_id, folder.restart, folder.keep, holds=False)
@@ -98,18 +99,19 @@ class Checkpoints:
         return alone.save(state, progress).name
 
     def save(self, state: SavedState, progress: TrainingProgress) -> Saved:
-        """Write a checkpoint that is durable on return; wait for a checkpoint under way first.
+        """Write a checkpoint, and return when it is durable. Waits for a background checkpoint first.
 
-        Raises `RankError` on all ranks if the write failed (a full disk, state of a type that cannot be saved); older
-        checkpoints then stay.
+        Raises `RankError` on all ranks if the write failed (disk full, or state that cannot be saved). Older
+        checkpoints are then kept.
         """
         started = time.monotonic()
         self._wait()
         return self._write(self._group, self._work(state, progress, started, copy=False))
 
     def hold(self, state: SavedState, progress: TrainingProgress, place: Path) -> bool:
-        """Write a checkpoint into `place`, a folder in the memory of the node that has all ranks, for the ranks that
-        load next. Return False if it has no room there, or if the last one there is not followed by one on the disk."""
+        """Write a checkpoint into `place`, for ranks that start next on the same node, which has all ranks. `place` is
+        a folder in the node's memory. Return False if there is no room, or if the newest checkpoint is already one in
+        memory."""
         self._wait()
         group, folder = self._group, self._folder
         other = Checkpoints(place, group, folder.job_id, folder.restart, keep=1, holds=False)
@@ -127,10 +129,10 @@ class Checkpoints:
         return True
 
     def begin(self, state: SavedState, progress: TrainingProgress) -> None:
-        """Copy the state, and write a checkpoint in a background thread; `ended` returns the result.
+        """Copy the state, and start a background thread that writes a checkpoint. `ended` returns the result.
 
-        Waits for a checkpoint under way. Raises no error for a failed write. If a second thread cannot exchange
-        messages (some MPI), the checkpoint is written before this returns.
+        Waits first for an earlier background checkpoint. A failed write raises no error here. If a second thread cannot
+        send messages (some MPI), the checkpoint is written before this returns.
         """
         started = time.monotonic()
         self._wait()
@@ -151,14 +153,14 @@ class Checkpoints:
         self._thread.start()
 
     def ended(self) -> Saved | Failed | None:
-        """Result of the last `begin`, returned once; None while it is under way. Not collective, never waits."""
+        """Return the result of the last `begin` once; None while it is still written. Not collective; does not wait."""
         if self._thread is not None and self._thread.is_alive():
             return None
         end, self._end = self._end, None
         return end
 
     def close(self) -> None:
-        """Wait for a checkpoint under way, close the background thread's group, and release the directory."""
+        """Wait for a background checkpoint, close the background thread's group, and release the directory."""
         self._wait()
         if self._behind is not None:
             self._behind.close()
@@ -171,7 +173,7 @@ class Checkpoints:
             self._thread = None
 
     def _work(self, state: SavedState, progress: TrainingProgress, started: float, copy: bool) -> _Work:
-        """Plan each rank's writes; with `copy`, training may change the state once this returns."""
+        """Plan what each rank writes. With `copy`, training may change the state after this returns."""
         group, planner, name = self._group, self._planner, checkpoint_name(progress.step)
 
         def look() -> tuple[Content, list[Held]]:
@@ -202,8 +204,8 @@ class Checkpoints:
         return _Work(name, replace(progress), plan, tensors, kept, started)
 
     def _run(self, group: Group, work: _Work, stall: float | None) -> None:
-        """Write a checkpoint and store its result; `stall` is the pause of training in seconds, None if training waits
-        for the write."""
+        """Write a checkpoint and store its result. `stall` is the pause of training in seconds; None if training waits
+        for the whole write."""
         try:
             self._end = self._write(group, work, stall)
         except RankError as error:
@@ -212,7 +214,7 @@ class Checkpoints:
             self._end = Failed(work.name, f"{type(error).__name__}: {error}")
 
     def _write(self, group: Group, work: _Work, stall: float | None = None) -> Saved:
-        """Write the files and the manifest, then rename the directory to the checkpoint's name."""
+        """Write the files and the manifest, and then rename the directory to the checkpoint's name."""
         folder, mine = self._folder, tensor_file(group.rank)
         at = folder.temporary(work.name)
 
@@ -236,25 +238,25 @@ class Checkpoints:
         return Saved(work.name, size, seconds, seconds if stall is None else stall, work.progress)
 
     def check_ahead(self) -> None:
-        """Begin to check the checkpoint that `load` will take, while the script makes its model."""
+        """Start a thread that checks the newest checkpoint for damage, while the script makes its model."""
         names = self._group.on_first(self._folder.names)
         if names:
             check = partial(self._folder.damage, names[0], self._group.rank, self._group.world)
             self._ahead = names[0], run_behind("ones-check", check)
 
     def _damage(self, name: str) -> str:
-        """Return the damage of this rank's part of a checkpoint's files, empty for none. Not collective."""
+        """Return the damage of this rank's part of a checkpoint's files; empty if there is none. Not collective."""
         ahead, self._ahead = self._ahead, None
         if ahead is not None and ahead[0] == name:
             return ahead[1].result()
         return self._folder.damage(name, self._group.rank, self._group.world)
 
     def load(self, state: SavedState) -> Loaded:
-        """Load the newest undamaged checkpoint into the objects of `state`.
+        """Load the newest checkpoint without damage into the objects of `state`.
 
-        A damaged checkpoint is renamed to a name with a dot, and logged. Raises `RankError` if sound files do not fit
-        (model, optimizer, extras, job), and if `state` has types that cannot be saved: better now than after the first
-        hours.
+        A damaged checkpoint is renamed to a name with a dot, and logged. Raises `RankError` if an undamaged checkpoint
+        does not fit (model, optimizer, extras, job), and if `state` has types that cannot be saved: that should fail
+        before the first hours of training.
         """
         group, folder = self._group, self._folder
         notes: list[str] = []
@@ -299,25 +301,25 @@ class Checkpoints:
         return asdict(progress), [note] if job_id != self._folder.job_id else []
 
     def _place(self, storage: Any, location: str) -> Any:
-        """Return a loaded tensor's storage on this rank's GPU if rank 0 had it on a GPU."""
+        """Return a loaded tensor's storage, moved to this rank's GPU if rank 0 had it on a GPU."""
         device = self._group.device
         return storage.to(device=device) if location.startswith("cuda") and device.type == "cuda" else storage
 
 
 Held: TypeAlias = tuple[str, tuple[int, ...], tuple[int, ...], str, tuple[int, ...]]
-"""Tensor or shard that a rank holds, as plain data: path, offsets, shape, dtype, and the whole tensor's shape."""
+"""Tensor or shard that a rank holds, as plain data: (path, offsets, shape, dtype, shape of the whole tensor)."""
 
 
 @dataclass(frozen=True)
 class WritePlan:
-    """Tensors that this rank writes, in order, and the header of its file."""
+    """Tensors that this rank writes, in the order of its file, and the file's header."""
 
     parts: list[TensorPart]
     header: bytes
 
 
 class Planner:
-    """Planner of checkpoints, which also holds the buffers for copies."""
+    """Planner of what each rank writes. It also owns the buffers for copies."""
 
     def __init__(self, group: Group) -> None:
         self._group = group
@@ -326,11 +328,11 @@ class Planner:
         self._arena: Arena | None = None
 
     def forget(self) -> None:
-        """Forget the plan, since the ranks changed."""
+        """Drop the plan, since the ranks have changed."""
         self._local = None
 
     def local(self, content: Content) -> list[Held]:
-        """Return all tensors, or shards, that this rank holds. Not collective."""
+        """Return all tensors and shards that this rank holds. Not collective."""
         planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
         planner.set_up_planner(content.tensors, is_coordinator=self._group.rank == 0)
         others = content.first if self._group.rank else frozenset[str]()
@@ -346,7 +348,7 @@ class Planner:
         return held
 
     def agree(self, local: list[Held]) -> WritePlan:
-        """Return this rank's writes, which all ranks choose together. Collective. Raises `RankError`."""
+        """Return what this rank writes, by a plan that all ranks compute together. Collective. Raises `RankError`."""
         group = self._group
         if group.maximum([local != self._local])[0]:
             self._local = None
@@ -367,12 +369,12 @@ class Planner:
         return self._plan
 
     def live(self, content: Content) -> list[torch.Tensor]:
-        """Return the tensors that this rank writes, without a copy."""
+        """Return the tensors that this rank writes, not copied."""
         held = [content.tensors[part.path] for part in self._plan.parts]
         return [(one.to_local() if isinstance(one, DTensor) else one).detach() for one in held]
 
     def staged(self, content: Content) -> list[torch.Tensor]:
-        """Return copies of the tensors that this rank writes, in CPU buffers that the next call overwrites."""
+        """Return copies of the tensors that this rank writes, in CPU buffers that the next call reuses."""
         device, live = self._group.device, self.live(content)
         if self._arena is None:
             self._arena = Arena(live, device)
@@ -383,8 +385,8 @@ class Planner:
 
 
 def dealt(every: list[list[Held]]) -> list[list[TensorPart]]:
-    """Return each rank's writes, from what each holds: of several holders, the one with the fewest bytes writes. Raises
-    ValueError if a part of a tensor is missing or present twice."""
+    """Return what each rank writes, given what each rank holds. Of several ranks that hold the same, the one with the
+    fewest bytes so far writes it. Raises ValueError if a part of a tensor is missing or present twice."""
     holders: dict[str, dict[tuple[int, ...], dict[int, TensorPart]]] = {}
     sizes = {}
     for rank, held in enumerate(every):

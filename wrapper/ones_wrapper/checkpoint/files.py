@@ -18,19 +18,19 @@ from ones_wrapper.devices.host_memory import bytes_of, memory_of
 from ones_wrapper.files.checksums import Sum
 
 BLOCK = 2 << 20
-"""Bytes written and hashed at a time."""
+"""Bytes that are written and hashed at once."""
 PIECES = 512
-"""Most pieces of memory in one system call; Linux takes 1024."""
+"""Most pieces of memory in one system call; Linux allows 1024."""
 
 
 def tensor_file(rank: int) -> str:
-    """Name of the file with a rank's part of all tensors."""
+    """Return the name of the file with a rank's part of all tensors."""
     return f"tensors-{rank:05d}.safetensors"
 
 
 @contextmanager
 def _created(path: Path) -> Iterator[int]:
-    """Yield a new file's handle; the file is durable when the context ends."""
+    """Context with the handle of a new file, which is durable after the context."""
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     try:
         yield handle
@@ -40,7 +40,7 @@ def _created(path: Path) -> Iterator[int]:
 
 
 def _pieces(header: bytes, tensors: list[torch.Tensor]) -> Iterator[list[memoryview]]:
-    """Yield the file's bytes in order, in lists of at most `PIECES` pieces and about `BLOCK` bytes."""
+    """Yield the bytes of a file in order, in lists of at most `PIECES` pieces and about `BLOCK` bytes."""
     pieces, size = [memoryview(header)], len(header)
     for tensor in tensors:
         data = memory_of(bytes_of(tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()))
@@ -55,8 +55,8 @@ def _pieces(header: bytes, tensors: list[torch.Tensor]) -> Iterator[list[memoryv
 
 
 def write_tensors(path: Path, header: bytes, tensors: list[torch.Tensor]) -> Sum:
-    """Write a new file of the header and its tensors, durable on return; return size and checksum. A second thread
-    computes the checksum during the write."""
+    """Write a new file of a header and its tensors; return size and checksum when it is durable. A second thread
+    computes the checksum meanwhile."""
     size = crc = 0
 
     def add(pieces: list[memoryview]) -> None:
@@ -106,11 +106,11 @@ class _Summing:
         return len(view)
 
     def flush(self) -> None:
-        """Do nothing, since nothing is buffered."""
+        """Do nothing: no byte is buffered."""
 
 
 def write_plain(path: Path, value: Any) -> Sum:
-    """Write a new file of plain data with `torch.save`, durable on return; return size and checksum."""
+    """Write a new file of plain data with `torch.save`; return size and checksum when it is durable."""
     with _created(path) as handle:
         file = _Summing(handle)
         torch.save(value, file)  # type: ignore[arg-type]

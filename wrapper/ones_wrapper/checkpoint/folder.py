@@ -1,6 +1,6 @@
-"""Folder `checkpoints/` of a job: which checkpoints are complete and sound, and how a checkpoint becomes complete.
+"""Folder `checkpoints/` of a job: which checkpoints are complete and undamaged, and how a checkpoint becomes complete.
 
-One job at a time locks the directory: two jobs would remove and replace each other's checkpoints.
+One job at a time locks the directory, since two jobs would remove and replace each other's checkpoints.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ones_wrapper.script.line import script
 FORMAT = 3
 REST = "rest.pt"
 LATER = {"padding": 0, "run_id": "", "noise_low": 0.0, "lr_peaks": [], "momentum_power": 1.0, "admitted": 0.0}
-"""Fields of `TrainingProgress` that the first checkpoints of this format lack, with the values to assume."""
+"""Fields of `TrainingProgress` that the first checkpoints of this format do not have, with their default values."""
 OTHERS = (
     "checkpoint {name} is of {theirs} (job {job}, start {start}), whose training {mine} would continue: give each "
     "script a directory (export ONES_JOB_DIR=...). If {mine} is to go on from there, add ones-run --resume-from {here}"
@@ -34,17 +34,17 @@ OTHERS = (
 
 
 def in_memory(name: str) -> bool:
-    """Return whether a checkpoint of this name lies in a node's memory."""
+    """Return True if this is the name of a checkpoint in a node's memory."""
     return name.startswith("/")
 
 
 def checkpoint_name(step: int) -> str:
-    """Return the directory name of the checkpoint at this step; names sort by step."""
+    """Return the directory name of the checkpoint at this step. Names in alphabetical order are ordered by step."""
     return f"step-{step:09d}"
 
 
 class Folder:
-    """Checkpoints of one job on the disk. No method is collective: `Checkpoints` decides which rank calls which."""
+    """Checkpoints of one job on the disk. Methods are not collective: `Checkpoints` decides which rank calls them."""
 
     def __init__(self, job_dir: Path, job_id: int, restart: int, keep: int) -> None:
         self.job_dir, self.restart = job_dir, restart
@@ -53,22 +53,22 @@ class Folder:
         self._sweeper: Thread | None = None
         self._held: int | None = None
         self.mark = ""
-        """Part of the temporary directories' names, for a rank that writes while others may write the same step."""
+        """Part of the name of temporary directories, for a rank that writes a step which other ranks may write too."""
         self._aside: list[Path] = []
-        """Damaged checkpoints that this process hid."""
+        """Damaged checkpoints that this process has hidden."""
         self.refuse: Callable[[], str] = str
-        """Function that returns the reason to discard a written checkpoint before it is published; empty for none."""
+        """Function that is called before a checkpoint is published. It returns a reason to discard it, or ''."""
 
     def path(self, name: str) -> Path:
-        """Return the path of a complete checkpoint. The name of one in memory is its absolute path."""
+        """Return the path of a complete checkpoint. A checkpoint in memory has its absolute path as its name."""
         return self._path / name
 
     def temporary(self, name: str) -> Path:
-        """Return the path at which a checkpoint is written."""
+        """Return the path of a checkpoint while it is written."""
         return self._path / f".tmp-{self.mark}{name}"
 
     def prepare(self) -> None:
-        """Lock the job's directory, create the folder, and remove what an interrupted save left. Raises `InUseError` if
+        """Lock the job's directory, create the folder, and clean up after an interrupted save. Raises `InUseError` if
         another job runs in the directory."""
         self._held = lock_directory(self.job_dir, self.job_id)
         self._path.mkdir(exist_ok=True)
@@ -80,12 +80,12 @@ class Folder:
         _sweep([left for kind in (".tmp-*", ".old-*", ".gone-*") for left in self._path.glob(kind)])
 
     def take_over(self) -> None:
-        """Lock the directory in place of another process of the same job, which releases it."""
+        """Lock the directory after another process of the same job has released it."""
         if self._held is None:
             self._held = lock_directory(self.job_dir, self.job_id, wait_s=0.0)
 
     def release(self) -> None:
-        """Unlock the directory for other jobs, once removed checkpoints are deleted."""
+        """Unlock the directory for other jobs, after removed checkpoints were deleted."""
         self.wait_for_removal()
         if self._held is not None:
             os.close(self._held)
@@ -98,12 +98,12 @@ class Folder:
         self.temporary(name).mkdir()
 
     def discard(self, name: str) -> None:
-        """Remove a checkpoint that was being written."""
+        """Remove a checkpoint that is not complete."""
         shutil.rmtree(self.temporary(name), ignore_errors=True)
 
     def complete(self, name: str, progress: TrainingProgress, files: dict[str, Sum]) -> int:
-        """Write the manifest, publish the checkpoint, and remove surplus checkpoints; return the new checkpoint's size
-        in bytes. Rank 0 calls this once all ranks' files are durable."""
+        """Write the manifest, publish the checkpoint, and remove the oldest checkpoints. Return the new checkpoint's
+        size in bytes. Rank 0 calls this when the files of all ranks are durable."""
         temporary = self.temporary(name)
         manifest = {
             "format": FORMAT,
@@ -123,7 +123,7 @@ class Folder:
         return sum(s.size for s in files.values())
 
     def _publish(self, name: str) -> list[Path]:
-        """Rename a checkpoint to its final name; return the path of the replaced checkpoint, if any."""
+        """Rename a checkpoint to its final name. If that replaces a checkpoint, return the path of the replaced one."""
         target, old = self.path(name), self._path / f".old-{name}"
         again = target.exists()  # the same step again, such as before and after the end of an epoch
         if again:
@@ -134,7 +134,8 @@ class Folder:
         return [old] if again else []
 
     def _remove(self, names: list[str], replaced: list[Path]) -> None:
-        """Delete checkpoints in a thread. Each is renamed first: a name without a dot must be complete at any time."""
+        """Delete checkpoints in a thread. Each is first renamed, since a name without a dot must be a complete
+        checkpoint at any time."""
         leaving = [self._path / f".gone-{name}" for name in names]
         for name, gone in zip(names, leaving, strict=True):
             shutil.rmtree(gone, ignore_errors=True)
@@ -144,28 +145,30 @@ class Folder:
             self._sweeper.start()
 
     def wait_for_removal(self) -> None:
-        """Wait until the removed checkpoints are deleted from the disk."""
+        """Wait until removed checkpoints are deleted."""
         if self._sweeper is not None:
             self._sweeper.join()
             self._sweeper = None
 
     def names(self) -> list[str]:
-        """Return the names of the complete checkpoints, newest first: one in memory, unless the disk has a newer one,
-        and those on the disk."""
+        """Return the names of the complete checkpoints, newest first. A checkpoint in memory is included unless the
+        disk has a newer one."""
         names, held = checkpoint_names(self._path), node_memory.held(self._path)
         if held is None or (names and int(held.name[5:]) < int(names[0][5:])):
             return names
         return [str(held), *names]
 
     def damage(self, name: str, part: int, parts: int) -> str:
-        """Return the damage of a part of a checkpoint's files, empty for none; see `checksums.damage`."""
+        """Return the damage of one of `parts` parts of a checkpoint's files; empty if there is none
+        (`checksums.damage`)."""
         path = self.path(name)
         if in_memory(name) and not node_memory.ours(path.parents[1]):
             return "it lay in the memory of a node, and is gone"
         return damage(path, part, parts)
 
     def set_aside(self, name: str) -> None:
-        """Hide a damaged checkpoint, for people to examine; remove checkpoints that earlier starts hid."""
+        """Rename a damaged checkpoint to a hidden name, so that people can examine it. Checkpoints that earlier starts
+        hid are deleted."""
         if in_memory(name):
             node_memory.drop(self._path)
             return
@@ -175,9 +178,9 @@ class Folder:
         self.path(name).rename(hidden)
 
     def manifest(self, name: str) -> tuple[int, TrainingProgress]:
-        """Return a checkpoint's progress, and the id of the job that first wrote the checkpoint, even if another job
-        took it over by `--resume-from`. Raises ValueError for another format, and for a malformed file. Also raises
-        ValueError for another job's or script's checkpoint, unless this job was asked to resume from it."""
+        """Return (job id, progress) of a checkpoint. The job is the one that wrote the checkpoint first, even if
+        another has taken it over by `--resume-from`. Raises ValueError for another format, and for a malformed
+        manifest. Raises ValueError also for another job's or script's checkpoint, unless `--resume-from` was given."""
         try:
             return self._manifest(name, json.loads((self.path(name) / MANIFEST).read_text()))
         except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""Time between two checkpoints, by a checkpoint's pause and the job's failure rate."""
+"""Time between two checkpoints, computed from the pause that one takes and the job's failure rate."""
 
 from __future__ import annotations
 
@@ -8,28 +8,29 @@ PRIOR_FAILURES = 0.2
 PRIOR_NODE_S = 20 * 86_400.0
 """Prior of the failure rate, a gamma distribution: one failure in 100 node-days. Kokolis et al. ("Revisiting
 Reliability in Large-Scale Machine Learning Research Clusters", HPCA 2025) report 6.5 and 2.3 infrastructure failures in
-1,000 node-days on two clusters. People and scripts cause failures as well, so our rate is a round number above theirs.
-The prior is so weak that the job's own first failures outweigh it."""
+1,000 node-days on two clusters. People and scripts cause failures as well, so that our rate is a round number above
+theirs. The prior is so weak that the job's own first failures outweigh it."""
 
 LEAST_S = 30.0
 MOST_S = 3_600.0
-"""Bounds of the interval in seconds: stalls too short to measure, or a rate from only the prior, lead to extremes."""
+"""Largest interval in seconds; `LEAST_S` is the smallest. Without limits, a pause too short to measure, or a rate from
+the prior only, would give extreme intervals."""
 
 
 def failure_rate(failures: int, trained_s: float, nodes: int) -> float:
-    """Return the failures per second of a job on `nodes` nodes, after `failures` in `trained_s` seconds at this size.
-    The result is the mean of a gamma posterior: nodes fail independently, each at the same rate."""
+    """Return the failures per second of a job on `nodes` nodes, after `failures` in `trained_s` seconds of training. It
+    is the mean of a gamma posterior: nodes fail independently, each at the same rate."""
     nodes = max(1, nodes)
     return nodes * (PRIOR_FAILURES + failures) / (PRIOR_NODE_S + max(0.0, trained_s) * nodes)
 
 
 def interval_s(stall_s: float, mean_time_between_failures_s: float) -> float:
-    """Return the seconds of training between two checkpoints that lose least to stalls and to repeated work.
+    """Return the seconds of training between two checkpoints for which pauses and repeated work cost least in sum.
 
-    Daly's higher-order estimate in closed form ("A higher order estimate of the optimum checkpoint interval for restart
-    dumps", Future Generation Computer Systems 22, 2006). Its first term is Young's sqrt(2 × stall × time between
-    failures). The result is limited to `LEAST_S` to `MOST_S`. `stall_s` is the pause of training for one checkpoint,
-    not the time of its write.
+    This is Daly's higher-order estimate in closed form ("A higher order estimate of the optimum checkpoint interval for
+    restart dumps", Future Generation Computer Systems 22, 2006). Its first term is Young's sqrt(2 × pause × time
+    between failures). The result is limited to the range from `LEAST_S` to `MOST_S`. `stall_s` is the pause of training
+    for one checkpoint, not the time of its write.
     """
     stall, between = max(0.0, stall_s), max(1e-9, mean_time_between_failures_s)
     best = between

@@ -1,4 +1,5 @@
-"""Objects that a script registers by name, either one object or a dict of several, returned in the same form."""
+"""Objects that a script registers: each argument is one object or a dict of several, and is returned in the same
+form."""
 
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ from ones_wrapper.script.optimizers import is_plain, plain_state
 
 
 def named(what: str, given: Any) -> dict[str, Any]:
-    """Return objects by name: a dict unchanged, a single object under the empty name. Raises ValueError for names that
-    a checkpoint cannot hold."""
+    """Return objects by name: a dict as it is, a single object under the empty name. Raises ValueError for names that a
+    checkpoint cannot contain."""
     if not isinstance(given, dict):
         return {"": given}
     if not given:
@@ -26,15 +27,15 @@ def named(what: str, given: Any) -> dict[str, Any]:
 
 
 def mapped(given: Any, change: Callable[[Any], Any]) -> Any:
-    """Return `change` of an object, or of each object of a dict. A dict of plain values is returned unchanged."""
+    """Return `change` of an object, or of each object in a dict. A dict of plain values is returned as it is."""
     if isinstance(given, dict):
         return {name: change(thing) for name, thing in given.items()} if _of_things(given) else given
     return change(given)
 
 
 def state_of(model: Any, optimizer: Any, others: Mapping[str, Any], own: dict[str, Stateful]) -> SavedState:
-    """Return the state that checkpoints hold: the script's objects and the job's `own`. Raises ValueError or TypeError,
-    with the remedy, for an object that cannot be saved."""
+    """Return the state for checkpoints: the script's objects, and `own`, which is the job's. Raises ValueError or
+    TypeError, with a remedy, for an object that cannot be saved."""
     models, optimizers = _models(model), _all("optimizer", optimizer, torch.optim.Optimizer)
     whole = models[""] if "" in models else torch.nn.ModuleDict(models)
     known = {id(parameter) for parameter in whole.parameters()}
@@ -59,8 +60,8 @@ def state_of(model: Any, optimizer: Any, others: Mapping[str, Any], own: dict[st
 
 
 def check_exchanged(model: Any, exchanges: Exchanges, alone: bool) -> None:
-    """Check that each trained model has a gradient exchange, unless the job runs `alone`, and that each exchange's
-    model is registered. Raises ValueError."""
+    """Raise ValueError if a trained model has no gradient exchange (unless `alone`, in a job of one rank), or if an
+    exchange's model is not registered."""
     models = _models(model)
     for name, one in models.items():
         trained = any(parameter.requires_grad for parameter in one.parameters())
@@ -77,7 +78,8 @@ def check_exchanged(model: Any, exchanges: Exchanges, alone: bool) -> None:
 
 
 def normalizes_batches(model: torch.nn.Module) -> bool:
-    """Tell whether the model computes statistics over its local batch (BatchNorm), which may fail for one sample."""
+    """Return True if the model computes statistics over its local batch (BatchNorm), which may fail for a single
+    sample."""
     kinds = torch.nn.modules.batchnorm._BatchNorm
     return any(isinstance(one, kinds) and not isinstance(one, torch.nn.SyncBatchNorm) for one in model.modules())
 
@@ -103,7 +105,7 @@ def _of_things(given: Mapping[Any, Any]) -> bool:
 
 
 def _stateful(name: str, other: Any) -> dict[str, Stateful]:
-    """Return objects with a state by name: from one such object, a dict of several, or a dict of plain values."""
+    """Return objects with a state by name. `other` is one such object, a dict of several, or a dict of plain values."""
     if isinstance(other, Stateful):
         return {name: other}
     if not isinstance(other, dict):

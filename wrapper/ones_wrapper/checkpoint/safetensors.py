@@ -1,11 +1,12 @@
 """The safetensors files of a checkpoint: their headers, and a reader for `torch.distributed.checkpoint`.
 
-The format is that of the safetensors library. A file begins with 8 bytes, the header's length (little endian). The
-header is JSON: dtype, shape and range of bytes by path, padded with spaces to a multiple of 8 bytes. The tensors follow
-without gaps. Each rank's file holds a block of a sharded tensor, under the same path. `__metadata__` holds each block's
-first index in the whole tensor, in the way of `torch.distributed.checkpoint`'s own safetensors files.
+The format is that of the safetensors library. A file begins with the header's length in 8 bytes (little endian). The
+header is JSON, padded with spaces to a multiple of 8 bytes: dtype, shape and range of bytes for each path. The tensors
+follow without gaps. Of a sharded tensor, each rank's file contains the rank's block under the same path. `__metadata__`
+holds the index of each block's first element in the whole tensor, as in the safetensors files of
+`torch.distributed.checkpoint`.
 
-The reader checks all of a header, which may be damaged, or another user's.
+The reader checks a header completely, since it may be damaged, or written by another user.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from ones_wrapper.devices.host_memory import bytes_of, fill
 from ones_wrapper.protocol import MANIFEST
 
 MOST = 100_000_000
-"""Longest header in bytes, as in the safetensors library."""
+"""Longest header in bytes; the safetensors library has the same limit."""
 DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -57,9 +58,9 @@ DTYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-"""Names of the dtypes that the safetensors library opens as torch tensors."""
+"""Names of the dtypes that the safetensors library reads as torch tensors."""
 MOST_DIMENSIONS = 64
-"""Most dimensions of a tensor, as in torch."""
+"""Most dimensions of a tensor; torch has the same limit."""
 _METADATA = "__metadata__"
 _BLOCKS, _BEGINS = "DCP_SHARDING_INFO", "saved_offsets"
 _KIND = {"format": "pt", "DCP_VERSION": "1.0"}
@@ -68,7 +69,7 @@ _NAMED = {name: dtype for dtype, name in DTYPES.items()}
 
 @dataclass(frozen=True)
 class TensorPart:
-    """Tensor, or the block of a sharded tensor that a rank holds."""
+    """A tensor, or a rank's block of a sharded tensor."""
 
     path: str
     offsets: tuple[int, ...]
@@ -82,15 +83,15 @@ class TensorPart:
 
 
 def refusal(path: str, dtype: torch.dtype) -> str:
-    """Return the reason why a file cannot hold a tensor of this path and dtype; empty if it can."""
+    """Return why a file cannot contain a tensor with this path and dtype; empty if it can."""
     if dtype not in DTYPES:
         return f"{path} is of {dtype}, which safetensors files cannot hold; keep it as another dtype"
     return f"{path} is a name that safetensors files need for something else" if path == _METADATA else ""
 
 
 def encode(parts: Sequence[TensorPart]) -> bytes:
-    """Return the header of a file with these parts in order, its length included. Raises ValueError if the header would
-    be too long, and for two parts of one tensor."""
+    """Return the header, with its length, of a file with these parts in order. Raises ValueError if the header would be
+    too long, or if two parts belong to the same tensor."""
     blocks = {part.path: {_BEGINS: part.offsets} for part in parts}
     if len(blocks) < len(parts):
         raise ValueError("a rank holds two blocks of one tensor, where a file has a place for one")
@@ -108,8 +109,8 @@ def encode(parts: Sequence[TensorPart]) -> bytes:
 
 
 def decode(path: Path) -> list[tuple[TensorPart, int]]:
-    """Return the parts in a file with the position of each part's first byte, in the order of the bytes. Raises
-    ValueError for a malformed header, a header that reaches beyond the file, and tensors that overlap or leave gaps."""
+    """Return (part, position of its first byte) for each part in a file, in the file's order. Raises ValueError for a
+    malformed header, for tensors beyond the end of the file, and for tensors that overlap or leave gaps."""
     try:
         with path.open("rb") as file:
             size = path.stat().st_size
@@ -123,7 +124,7 @@ def decode(path: Path) -> list[tuple[TensorPart, int]]:
 
 
 def _parts(entries: Any, first: int, size: int) -> list[tuple[TensorPart, int]]:
-    """Return the parts in a header; `first` is the tensors' position in a file of `size` bytes."""
+    """Return the parts in a header. `first` is the position of the first tensor in the file, which has `size` bytes."""
     if not isinstance(entries, dict):
         raise ValueError("the header is no JSON object")
     blocks = _blocks(entries.pop(_METADATA, {}))
@@ -156,7 +157,7 @@ def _parts(entries: Any, first: int, size: int) -> list[tuple[TensorPart, int]]:
 
 
 def _blocks(metadata: Any) -> dict[str, tuple[int, ...]]:
-    """Return the first index of each block, by path; empty for a file that holds only whole tensors."""
+    """Return the index of each block's first element, by path; empty for a file with whole tensors only."""
     text = metadata.get(_BLOCKS, "{}") if isinstance(metadata, dict) else None
     blocks = json.loads(text) if isinstance(text, str) else None
     if not isinstance(blocks, dict) or any(not isinstance(block, dict) for block in blocks.values()):
@@ -173,7 +174,8 @@ def _counts(key: str, values: Any) -> tuple[int, ...]:
 
 
 def whole(parts: Iterable[TensorPart]) -> tuple[int, ...]:
-    """Return the shape of the tensor of these parts. Raises ValueError if an element is missing or present twice."""
+    """Return the shape of the tensor that these parts form. Raises ValueError if an element is missing or present
+    twice."""
     ordered = sorted(parts, key=lambda part: part.offsets)
     first = ordered[0]
     for part in ordered:
@@ -204,8 +206,8 @@ _TENSORS = re.compile(r"tensors-\d{5,}\.safetensors")
 
 
 class PartReader(StorageReader):
-    """Reader by which `torch.distributed.checkpoint.load` reads a checkpoint's tensors without pickle. Paths are
-    `model.<name>` and `optimizer.state.<name>.<quantity>`, in a flat dictionary."""
+    """Reader for `torch.distributed.checkpoint.load`, without pickle. Paths are `model.<name>` and
+    `optimizer.state.<name>.<quantity>`, in a flat dictionary."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -213,8 +215,8 @@ class PartReader(StorageReader):
         self._places: dict[MetadataIndex, tuple[str, int, TensorPart]] = {}
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """Return the tensors' shapes and blocks, from the headers of the manifest's files. Raises ValueError if headers
-        are damaged, or do not cover every tensor that they name."""
+        """Return shapes and blocks of the tensors, from the headers of the files in the manifest. Raises ValueError if
+        a header is damaged, or if blocks of a tensor are missing."""
         found: dict[str, list[TensorPart]] = {}
         for name in json.loads((self._path / MANIFEST).read_text())["files"]:
             if _TENSORS.fullmatch(name):
@@ -229,7 +231,7 @@ class PartReader(StorageReader):
         return Metadata(tensors)  # type: ignore[arg-type]
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Do nothing, since there is nothing to set up."""
+        """Do nothing: no set-up is needed."""
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         """Return the plan unchanged."""
@@ -240,7 +242,7 @@ class PartReader(StorageReader):
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Fill the tensors that the plan asks for."""
+        """Read the data for all tensors of the plan."""
         files: dict[str, list[ReadItem]] = {}
         for item in plan.items:
             files.setdefault(self._places[item.storage_index][0], []).append(item)
@@ -255,7 +257,7 @@ class PartReader(StorageReader):
         return done
 
     def _read(self, file: IO[bytes], item: ReadItem, target: torch.Tensor) -> None:
-        """Fill `target` with one part of a chunk; only the wanted rows of the first dimension are read."""
+        """Fill `target` with a part of a block. Only the rows of the first dimension that are needed are read."""
         _, start, part = self._places[item.storage_index]
         sizes, dtype = part.shape, part.dtype
         first, rows = 0, sizes
@@ -272,14 +274,14 @@ class PartReader(StorageReader):
             target.copy_(block.reshape(target.shape))
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Forget the headers, and read another checkpoint's directory from now on if `checkpoint_id` is given."""
+        """Drop the headers. If `checkpoint_id` is given, read from that directory from now on."""
         if checkpoint_id:
             self._path = Path(checkpoint_id)
         self._places = {}
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Tell whether this path could be a checkpoint's directory."""
+        """Return True if this path may be a checkpoint's directory."""
         return Path(checkpoint_id).is_dir()
 
 

@@ -1,9 +1,9 @@
 """Content of a checkpoint: progress, and the state of model, optimizer and extras as tensors and plain data.
 
-`pack` converts the values of state dictionaries to types that `torch.load(weights_only=True)` takes, so that reading a
-checkpoint runs no code. These are numbers, strings, bytes, tensors, and dictionaries, lists, tuples and sets of these.
-Other common types (NumPy arrays and numbers, deques, counters …) become a dictionary with the key `KIND`; `unpack`
-restores them. A value that only a pickle with code could hold is refused.
+`pack` converts the values in state dictionaries to types that `torch.load(weights_only=True)` accepts, so that reading
+a checkpoint runs no code. These are numbers, strings, bytes, tensors, and dictionaries, lists, tuples and sets of
+these. Other common types (NumPy arrays and numbers, deques, counters …) become a dictionary with the key `KIND`, which
+`unpack` converts back. A value that needs a pickle with code is refused.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ones_wrapper.script.optimizers import is_plain, load_plain_state, plain_sta
 
 @runtime_checkable
 class Stateful(Protocol):
-    """Object whose state checkpoints hold besides model and optimizers: a scheduler, scaler or moving average."""
+    """Object other than model and optimizers whose state is saved: a scheduler, gradient scaler or moving average."""
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -41,7 +41,8 @@ class Stateful(Protocol):
 
 
 class PlainValues:
-    """Script's dict of plain values (`best`, `step`), loaded in place, so that the script keeps the same dict."""
+    """A script's dict of plain values (`best`, `step`). It is loaded in place, so that the script's own dict has the
+    values."""
 
     def __init__(self, values: dict[str, Any]) -> None:
         self.values = values
@@ -50,43 +51,43 @@ class PlainValues:
         return dict(self.values)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load the values; keys that the checkpoint lacks are new in the script and keep the script's value."""
+        """Load the values. A key that the checkpoint does not have keeps the script's value."""
         self.values.update(state)
 
 
 OWN = ("files", "data")
-"""Names of the job's own state: the sizes of the script's files, and the selection of the data."""
+"""Names of the job's own state: sizes of the script's files (`files`), and the coreset's selection (`data`)."""
 
 
 @dataclass(frozen=True)
 class SavedState:
-    """State that checkpoints hold besides the progress, registered once by the script."""
+    """Objects whose state is in checkpoints besides the progress. The script registers them once."""
 
     model: torch.nn.Module
-    """Model; several models are one `ModuleDict`."""
+    """The model; several models form one `ModuleDict`."""
     optimizers: dict[str, torch.optim.Optimizer]
     """Optimizers by name; a single optimizer has the empty name."""
     extras: dict[str, Stateful]
     own: dict[str, Stateful] = field(default_factory=dict)
-    """State of the job itself, under names in `OWN`."""
+    """The job's own state, under the names in `OWN`."""
 
 
 @dataclass(frozen=True)
 class Saved:
-    """Result of a checkpoint that is durable."""
+    """Result of a checkpoint that was written and is durable."""
 
     name: str
     bytes: int
     seconds: float
-    """Time from the checkpoint's beginning until it was durable."""
+    """Seconds from the beginning of the checkpoint until it was durable."""
     stall_s: float
-    """Seconds that training paused for the checkpoint, including the wait for the previous checkpoint."""
+    """Seconds for which training paused, including the wait for an earlier checkpoint."""
     progress: TrainingProgress
 
 
 @dataclass(frozen=True)
 class Failed:
-    """Result of a checkpoint that could not be written; older checkpoints still exist."""
+    """Result of a checkpoint that could not be written. Older checkpoints still exist."""
 
     name: str
     why: str
@@ -94,7 +95,7 @@ class Failed:
 
 @dataclass(frozen=True)
 class Loaded:
-    """Checkpoint that was loaded (empty name: none), and a note for people."""
+    """Checkpoint that was loaded, and a note for people. The name is empty if there was none."""
 
     name: str
     progress: TrainingProgress
@@ -111,15 +112,17 @@ _FACTORIES: dict[str, Callable[[], Any]] = {
 }
 
 Take = Callable[[str, torch.Tensor], bool]
-"""Function called with each tensor and its path; returns True to keep the tensor there, outside the plain data."""
+"""Function of a tensor's path and the tensor. It returns True if it has stored the tensor itself, outside of the plain
+data."""
 
 
 class CannotSaveError(TypeError):
-    """Error of state whose type a checkpoint cannot hold; the message names its place."""
+    """Error of state that a checkpoint cannot contain because of its type; the message names its path."""
 
 
 def pack(value: Any, path: str, take: Take = lambda path, tensor: False) -> Any:
-    """Return `value` as plain data. `path` is its place, for errors and for `take`. Raises `CannotSaveError`."""
+    """Return `value` as plain data. `path` is the place of the value, for errors and for `take`. Raises
+    `CannotSaveError`."""
     kind = type(value)
     if isinstance(value, torch.Tensor):
         return _pack_tensor(value, path, take)
@@ -168,7 +171,7 @@ def _pairs(value: dict[Any, Any], path: str, take: Take) -> list[tuple[Any, Any]
 
 
 def _bytes(data: bytes | bytearray) -> torch.Tensor:
-    """Return bytes as a tensor: empty `bytes` would be pickled as a call."""
+    """Return bytes as a tensor, since `torch.load(weights_only=True)` refuses the pickle of empty `bytes`."""
     return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
 
 
@@ -177,7 +180,8 @@ def _marked(kind: str, **parts: Any) -> dict[str, Any]:
 
 
 def unpack(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
-    """Return the value that `pack` packed; `tensors` are those that `take` kept. Raises KeyError if one is missing."""
+    """Return the value that `pack` was given. `tensors` are those that `take` stored, by path. Raises KeyError if one
+    is missing."""
     if type(value) in (list, tuple):
         return type(value)(unpack(item, tensors) for item in value)
     if type(value) is not dict:
@@ -204,24 +208,24 @@ def unpack(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
 
 
 SHOWN = 5
-"""Most differences that an error names."""
+"""Most differences that an error lists."""
 
 
 @dataclass(frozen=True)
 class Content:
-    """One rank's view of all saved state, with the live tensors."""
+    """All saved state of one rank, with references to its tensors."""
 
     tensors: dict[str, torch.Tensor]
     """Tensors of model and optimizers, and sharded tensors of extras, by path."""
     rest: dict[str, Any]
-    """Packed state without those tensors: `model`, each optimizer under its path, `extras`, and the job's own."""
+    """Packed state without those tensors: `model`, each optimizer under its path, `extras`, and the names in `OWN`."""
     first: frozenset[str]
-    """Paths of the model's buffers: ranks may differ in these, and rank 0's values are saved, as in DDP."""
+    """Paths of the model's buffers. Buffers may differ between ranks; rank 0's are saved, as in DDP."""
 
 
 def collect(state: SavedState, *, template: bool = False) -> Content:
-    """Return this rank's content of a checkpoint of the present state. Raises `CannotSaveError`. A `template`, for
-    loading, includes optimizer state even before the first step."""
+    """Return this rank's content of a checkpoint of `state`. Raises `CannotSaveError`. With `template`, for loading, it
+    has optimizer state even before the first step."""
     tensors: dict[str, torch.Tensor] = {}
 
     def every(path: str, tensor: torch.Tensor) -> bool:
@@ -266,8 +270,9 @@ def _path_of(optimizer: str) -> str:
 
 @contextmanager
 def _as_it_is(optimizer: torch.optim.Optimizer, wanted: bool) -> Iterator[None]:
-    """Keep torch from filling an empty optimizer by a step with zero gradients, which would count as a step. torch
-    takes no such step if any gradient exists."""
+    """Context in which torch does not create the state of an empty optimizer if `wanted`. torch would make a step with
+    zero gradients for that, which counts as a step. It makes none if any gradient exists, so that one is created
+    here."""
     parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
     bare = wanted and not optimizer.state and bool(parameters) and all(p.grad is None for p in parameters)
     if bare:
@@ -280,7 +285,7 @@ def _as_it_is(optimizer: torch.optim.Optimizer, wanted: bool) -> Iterator[None]:
 
 
 def differences(now: Content, rest: dict[str, Any], metadata: Metadata) -> list[str]:
-    """Return the reasons why a checkpoint does not fit, in words; empty if it fits."""
+    """Return the reasons why a checkpoint does not fit the present content; empty if it fits."""
     found = []
     saved = metadata.state_dict_metadata
     bare = _without_state(now, rest)
@@ -314,7 +319,7 @@ def _optimizers(rest: dict[str, Any]) -> dict[str, Any]:
 
 
 def _without_state(now: Content, rest: dict[str, Any]) -> set[str]:
-    """Return the paths of optimizer state of parameters that had no state yet at the checkpoint."""
+    """Return the paths of optimizer state for parameters that had no state yet when the checkpoint was written."""
     prefixes = tuple(
         f"{path}.state.{name}."
         for path, optimizer in _optimizers(now.rest).items()
@@ -325,7 +330,7 @@ def _without_state(now: Content, rest: dict[str, Any]) -> set[str]:
 
 
 def restore(state: SavedState, rest: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
-    """Load a checkpoint's state into the objects of `state`; `tensors` are a template's, filled from the checkpoint."""
+    """Load a checkpoint into the objects of `state`. `rest` is its packed state, `tensors` are its tensors by path."""
     set_model_state_dict(state.model, unpack(rest["model"], tensors))
     # Parameters that never had a gradient have no state, which strictness would refuse.
     options = StateDictOptions(strict=False)
