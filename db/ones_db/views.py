@@ -309,7 +309,7 @@ class JobSummary:
         Of("n.gpus_per_node", "GPUs per node of its newest run"),
     ]
     running: Annotated[
-        bool, Of("n.restart = j.restart AND n.end_time IS NULL AND j.end_time IS NULL", "its newest run has not ended")
+        bool, Of("n.restart >= j.restart AND n.end_time IS NULL AND j.end_time IS NULL", "its newest run has not ended")
     ]
     batch: Annotated[int | None, Of(_BATCH, "global batch last in force, samples")]
     passes: Annotated[int | None, Of(_PASSES, "forward passes per optimizer step; null if they are not reported")]

@@ -59,6 +59,14 @@ def test_a_requeue_is_the_same_job(store: Store) -> None:
     assert summary.jct_s == 5000.0 - 1001.0
 
 
+def test_a_term_that_the_job_reports_before_the_next_snapshot_runs(store: Store) -> None:
+    """Protects a job of blocks whose leader has changed: until the next tick it is not shown as one that waits."""
+    store.record_jobs([job(1)])
+    store.record_runs([run(1, 0), run(1, 1, gpus=4)])
+    (summary,) = store.job_summaries()
+    assert summary.running and summary.shape == Shape(1, 4)
+
+
 @pytest.mark.parametrize("end_time", [None, 5000.0])
 def test_a_job_whose_last_run_slurm_forgot_is_the_same_job(store: Store, end_time: float | None) -> None:
     """Protects its resizes, by which a hold is known as the companion's. With an end, Slurm forgot that too."""
