@@ -115,7 +115,8 @@ def progress(job: JobSummary) -> str:
     if job.epoch is None or job.batch == 0:  # the batch is 0 if the script reports no samples
         return "–"
     part = f" + {100 * job.cursor // job.dataset} %" if job.cursor and job.dataset and job.cursor < job.dataset else ""
-    return f"{job.epoch}/{job.epochs}{part}" if job.epochs else f"{job.epoch}{part}"
+    within = job.epochs and job.epoch + bool(part) <= job.epochs  # not beyond what it declared
+    return f"{job.epoch}/{job.epochs}{part}" if within else f"{job.epoch}{part}"
 
 
 def left_s(job: JobSummary) -> float | None:
@@ -123,7 +124,8 @@ def left_s(job: JobSummary) -> float | None:
     unknown."""
     if not (job.running and job.samples_per_s and job.epochs and job.dataset) or job.epoch is None:
         return None
-    return max(job.epochs * job.dataset - job.epoch * job.dataset - (job.cursor or 0), 0) / job.samples_per_s
+    left = (job.epochs - job.epoch) * job.dataset - (job.cursor or 0)
+    return left / job.samples_per_s if left >= 0 else None
 
 
 def per_gpu(job: JobSummary) -> str:

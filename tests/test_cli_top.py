@@ -40,7 +40,7 @@ from slurm_ones.show.table import JobOrder, columns_within, header, lines
 from slurm_ones.show.window import TopApp
 from slurm_ones.slurm.client import Unreachable
 from slurm_ones.slurm.model import JobState
-from slurm_ones.text import left_s
+from slurm_ones.text import left_s, progress
 from tests.commands import printed
 from tests.db.make import SPEC, decision, hello, job, report, resized_job, run, said, throughput
 from tests.marks import nightly
@@ -139,6 +139,9 @@ def test_the_time_left_follows_from_epochs_and_throughput(filled: str) -> None:
     assert one.samples_per_s and one.epochs == SPEC.epochs and one.dataset == SPEC.dataset
     done = (one.epoch or 0) * SPEC.dataset + (one.cursor or 0)
     assert left_s(one) == pytest.approx((SPEC.epochs * SPEC.dataset - done) / one.samples_per_s)
+    longer = replace(one, epoch=SPEC.epochs, cursor=SPEC.dataset // 2)
+    assert (progress(longer), left_s(longer)) == (f"{SPEC.epochs} + 50 %", None)
+    assert progress(replace(longer, cursor=None)) == f"{SPEC.epochs}/{SPEC.epochs}"
 
 
 @pytest.mark.slow

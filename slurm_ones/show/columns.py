@@ -147,7 +147,9 @@ def _why(one: ShownJob) -> str:
 def _became(one: ShownDecision) -> str:
     if one.resize is not None:
         return str(one.resize.outcome) or one.resize.stage
-    return str(one.given.outcome) or ("carried out" if one.given.acted else " ")
+    if one.given.outcome:
+        return " " if one.given.outcome == one.given.reason else str(one.given.outcome)
+    return "carried out" if one.given.acted else " "
 
 
 CODES = {
@@ -170,7 +172,7 @@ _SHORT = {name: code for code, name in CODES.items()}
 JOB: tuple[ShownColumn[ShownJob], ...] = (
     ShownColumn("job_id", _job("job_id"), "Slurm's job id", "job"),
     ShownColumn("user", _job("user"), "its owner", "user", left=True, most=16),
-    ShownColumn("name", _job("name"), "its name", "name", left=True, width=12, most=24),
+    ShownColumn("name", _job("name"), "its name", "name", left=True, width=11, most=24),
     ShownColumn("account", _job("account"), "account it is charged to", left=True),
     ShownColumn("partition", _job("partition"), "partition it was last seen in", left=True),
     ShownColumn(
@@ -204,7 +206,7 @@ JOB: tuple[ShownColumn[ShownJob], ...] = (
     ShownColumn("strategy", _job("strategy"), "training strategy", "strategy", left=True, most=16),
     ShownColumn("limits", _job("limits"), "limits of the strategy"),
     ShownColumn(
-        "epochs", _job("epochs"), "epochs that it will train", "epochs", own=lambda one: progress(one.job), width=9,
+        "epochs", _job("epochs"), "epochs that it will train", "epochs", own=lambda one: progress(one.job), width=12,
         key=lambda one: one.job.epoch or 0,
     ),
     ShownColumn("epoch", _job("epoch"), "epochs done"),

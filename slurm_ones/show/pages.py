@@ -35,7 +35,7 @@ SPANS = {"15m": 900.0, "1h": 3600.0, "6h": 6 * 3600.0, "24h": HISTORY_S, "all": 
 WIDE_ONLY = frozenset(
     (
         *("batch", "local_batch", "samples_per_s", "epochs", "accuracy", "resizes", "pause_s", "mechanism", "steps"),
-        *("from_shape", "alternatives"),
+        *("from_shape", "alternatives", "user"),
     )
 )
 """Columns that a narrow window hides. A job's page shows all."""
@@ -84,8 +84,10 @@ def table(shown: Sequence[ShownColumn[T]], rows: Sequence[T], root: str, kind: s
         for one in rows
     )
     named = f' class="{kind}"' if kind else ""
-    short = sum(not column.long for column in shown)
-    head = f'<div class="wide"><table class="k{short}"><thead><tr>{titles}</tr></thead><tbody{named}>'
+    short = [column for column in shown if not column.long]
+    narrow = [column for column in short if column.name not in WIDE_ONLY]
+    counts = f"k{len(short)} n{len(narrow)}"
+    head = f'<div class="wide"><table class="{counts}"><thead><tr>{titles}</tr></thead><tbody{named}>'
     return Markup(f"{head}\n{body}\n</tbody></table></div>")
 
 
@@ -93,7 +95,7 @@ def _row(shown: Sequence[ShownColumn[T]], one: T, root: str, colour: str = "") -
     # Thousands of cells a tick: calls of the template engine for each would cost more than all else on the page.
     def cell(column: ShownColumn[T]) -> str:
         if column.name != "job_id":
-            return escaped(column.text(one))
+            return escaped(column.text(one).strip()).replace(" (", "&nbsp;(")
         number = int(column.value(one))
         mark = f'<span class="{colour}" aria-hidden="true">■</span> ' if colour else ""
         return f'{mark}<a href="{escaped(root)}/jobs/{number}">{number}</a>'

@@ -31,8 +31,9 @@ PATTERNS = 3
 def chosen(spans: Iterable[tuple[K, float, float]], before: Mapping[K, int]) -> dict[K, int]:
     """Choose a colour for each (key, start, end) of a stacked chart. Keys in `before` keep their colour.
 
-    Spans are stacked in this order. A new key gets a colour that may touch the span below it. Of these it gets one that
-    is not in the stack, or else the one farthest below. Of several it gets the least used.
+    Spans are stacked in this order. A new key gets a colour that is not in the stack, if there is one: one that may
+    touch the span below it, or else any. If the stack has all colours, the new key gets the one farthest below of those
+    that may touch the span below it. Of several it gets the least used.
     """
     listed = list(spans)
     found = {key: before[key] for key, _, _ in listed if key in before}
@@ -59,10 +60,11 @@ def whole(periods: Iterable[tuple[K, float, float]]) -> list[tuple[K, float, flo
 
 
 def _free(below: Sequence[int], used: Counter[int]) -> int:
-    """Choose a colour that may touch the last one in `below`, and is not in `below` or far down."""
-    allowed = APART[below[-1]] if below else range(COLOURS)
+    """Choose a colour that is not in `below`, or far down, and may touch the last one if there is such a colour."""
     newest = {colour: at for at, colour in enumerate(below)}
-    return min(allowed, key=lambda colour: (newest.get(colour, -1), used[colour], colour))
+    free = frozenset(range(COLOURS)) - newest.keys()
+    apart = APART[below[-1]] if below else free
+    return min(apart & free or free or apart, key=lambda colour: (newest.get(colour, -1), used[colour], colour))
 
 
 def patterns(colours: Sequence[int], holding: npt.NDArray[np.float64]) -> list[int]:

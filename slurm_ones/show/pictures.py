@@ -34,7 +34,10 @@ NAMED = 12
 """Most jobs, users or partitions in a legend: those that hold most GPUs."""
 WIDE, HIGH = 0.05 * WIDTH, 0.08 * HEIGHT
 """Least width and height of a shape that has its job's id as a label."""
-STEPS_S = tuple(60.0 * m for m in (1, 2, 5, 10, 15, 30, 60, 120, 180, 360, 720, 1440, 2880, 10080, 40320))
+STEPS_S = (
+    *(1.0, 2.0, 5.0, 10.0, 15.0, 30.0),
+    *(60.0 * m for m in (1, 2, 5, 10, 15, 30, 60, 120, 180, 360, 720, 1440, 2880, 10080, 40320)),
+)
 """Distances that two marks on a time axis may have, s."""
 TICKS = 6
 """Most marks on an axis."""
@@ -64,12 +67,12 @@ def of_numbers(low: float, high: float, unit: str, *, whole: bool = False) -> Ax
 
 
 def of_time(begin: float, end: float) -> Axis:
-    """Return an axis of local time from begin to end (Unix seconds), with marks at full minutes, hours or days."""
+    """Return an axis of local time from begin to end (Unix seconds). Its marks are at full seconds up to full days."""
     span = max(end - begin, 1e-9)
     step = next((step for step in STEPS_S if span / step <= TICKS), span)
     shift = time.localtime(begin).tm_gmtoff
     first = math.ceil((begin + shift) / step) * step - shift
-    form = "%d %b" if step >= 86_400 else "%H:%M"
+    form = "%d %b" if step >= 86_400 else "%H:%M" if step >= 60 else "%H:%M:%S"
     moments = np.arange(first, end + 1e-6, step).tolist()
     return Axis(tuple(((at - begin) / span, time.strftime(form, time.localtime(at))) for at in moments))
 
@@ -157,7 +160,7 @@ def gpus_over_time(
     made += _line("rest", ((x, left / most) for x, left in rest)) if rest else ""
     y = f"{100 * (1 - capacity / most):.2f}%"
     over = [Markup('<line class="edge" x1="0" x2="100%" y1="{0}" y2="{0}"/>').format(y)] if capacity else []
-    over += stack.numbers() if single else []
+    over += stack.numbers() if single and len(jobs) > 1 else []
     label = f"GPUs held by jobs within {seconds(now - begin)}, of {capacity or 'an unknown number'}"
     total = (holding[:, :-1] * np.diff(moments)).sum(axis=1)
     legend = _legend(jobs, group, colour_of, patterns, names, total, by)
@@ -474,4 +477,5 @@ class Picture:
         for at, text in self.across.marks:
             x = f"{100 * at:.2f}%"
             yield Markup('<line class="grid" x1="{0}" x2="{0}" y1="0" y2="100%"/>').format(x)
-            yield Markup('<text class="tick across" x="{}" y="100%" dy="17">{}</text>').format(x, text)
+            kind = "tick across last" if at > 0.97 else "tick across"
+            yield Markup('<text class="{}" x="{}" y="100%" dy="17">{}</text>').format(kind, x, text)

@@ -151,7 +151,7 @@ def why_lines(store: Store, summary: JobSummary, decisions: int) -> Iterator[str
     found = decided(store, job, decisions)
     for one in found:
         became = DECIDES["outcome"].text(one).strip()
-        says_more = (one.given.outcome or one.resize) and became != str(one.given.reason)
+        says_more = (one.given.outcome or one.resize) and became
         outcome = f" [dim]({text.safe(became, 300)})[/]" if says_more else ""
         gets = f"{DECIDES['shape'].text(one)}: " if one.given.shape else ""
         head = f"{text.clock(one.decision.time)} {one.decision.policy} ({one.decision.mode})"

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 from rich.console import Console
@@ -26,7 +27,7 @@ from slurm_ones.config import ConfigError, Settings
 from slurm_ones.show.columns import TOP, ShownJob, gpus
 from slurm_ones.show.live import Live, NotSeenYet, node_rows
 from slurm_ones.show.logs import Logs
-from slurm_ones.show.table import JobOrder, columns_within, header, rows
+from slurm_ones.show.table import JobOrder, cell, columns_within, header
 from slurm_ones.show.why import why_lines
 from slurm_ones.text import plain
 
@@ -279,6 +280,8 @@ class TopApp(App[None]):
 
     def _draw(self) -> None:
         table, columns = self.query_one(DataTable), columns_within(self.size.width)
+        room = self.size.width - sum(column.width + 2 for column in columns[:-1]) - 2 - table.scrollbar_size_vertical
+        columns[-1] = replace(columns[-1], width=max(room, columns[-1].width))
         at = self._current()
         words = self._words.value.lower().split()
         self._shown = [one for one in self._choice.jobs(self._live) if has_words(one, words)]
@@ -288,9 +291,9 @@ class TopApp(App[None]):
         scroll = table.scroll_offset
         table.clear(columns=True)
         for column in columns:
-            width = None if column is columns[-1] else column.width
-            table.add_column(Text(column.title), width=width, key=column.name)
-        for one, row in zip(self._shown, rows(self._shown, columns), strict=True):
+            table.add_column(Text(cell(column.title, column)), width=column.width, key=column.name)
+        for one in self._shown:
+            row = (cell(column.text(one), column) for column in columns)
             table.add_row(*map(Text, row), key=str(one.job.job_id))
         ids = [one.job.job_id for one in self._shown]
         if at in ids:

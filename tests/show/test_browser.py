@@ -46,6 +46,14 @@ return worst;
 """
 
 
+# Rows whose short cells, which have titles above them, are not in one line.
+BROKEN = """
+return [...document.querySelectorAll("tr:not([hidden])")].filter((row) => {
+  const tops = [...row.cells].filter((e) => e.offsetParent && !e.classList.contains("long")).map((e) => e.offsetTop);
+  return new Set(tops).size > 1;
+}).map((row) => row.textContent);
+"""
+
 SHOWN = "return [...document.querySelectorAll('#waiting tbody tr:not([hidden])')].map((row) => row.textContent);"
 
 
@@ -101,7 +109,8 @@ def picture(browser: Any, name: str) -> None:
 
 @pytest.mark.parametrize("scheme", ["light", nightly("dark")])
 def test_each_width_light_and_dark(serve: Callable[..., Page], browser: Any, scheme: str) -> None:
-    """Protects readers: nothing beside the window, every text has WCAG AA's contrast, nothing in the console."""
+    """Protects readers: nothing beside the window, rows in one line, every text has WCAG AA's contrast, nothing
+    in the console."""
     page = serve()
     browser.get_log("browser")
     browser.get(f"http://127.0.0.1:{page.port}/?token={TOKEN}")
@@ -111,6 +120,7 @@ def test_each_width_light_and_dark(serve: Callable[..., Page], browser: Any, sch
             browser.get(f"http://127.0.0.1:{page.port}/{path}")
             assert browser.execute_script("return document.documentElement.scrollWidth") <= width, (width, path)
             assert browser.execute_script(CONTRAST) == [], (width, path)
+            assert browser.execute_script(BROKEN) == [], (width, path)
             picture(browser, f"{path.replace('/', '-') or 'cluster'}-{width}-{scheme}.png")
     assert [entry for entry in browser.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")] == []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -77,6 +78,7 @@ def test_what_came_of_a_decision_is_what_came_of_its_resize(state: str, outcome:
     decision = DecisionRecord(0.0, "ones", "act", 0.1)
     assert column.text(ShownDecision(decision, BEGUN, resize=resize)).startswith(shown)
     assert column.text(ShownDecision(decision, BEGUN)) == "begins"
+    assert not column.text(ShownDecision(decision, replace(BEGUN, outcome=BEGUN.reason))).strip()
 
 
 def test_a_size_without_a_batch_names_none() -> None:

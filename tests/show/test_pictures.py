@@ -85,6 +85,16 @@ def test_what_touches_never_looks_alike(seed: int) -> None:
     assert np.mean([pattern == 0 for pattern in shown]) > 0.6
 
 
+def test_as_many_jobs_as_colours_have_one_each() -> None:
+    """Protects the legend of a cluster with few jobs: jobs that run at once have different colours."""
+    draw = random.Random(7)
+    spans = [(n, float(n), n + draw.uniform(1, palette.COLOURS - 1)) for n in range(200)]
+    chosen = palette.chosen(spans, {})
+    for _, at, _ in spans:
+        alive = [chosen[job] for job, start, end in spans if start <= at < end]
+        assert len(set(alive)) == len(alive)
+
+
 def row(job_id: int, gpus: int, start: float, end: float | None, asked: int = 1, user: str = "alice") -> TimelineRow:
     return TimelineRow(job_id, f"job{job_id}", user, "gpu", asked, 0, Shape(1, gpus), start, end)
 
@@ -99,6 +109,9 @@ def test_a_picture_says_what_it_shows() -> None:
     hatched = re.findall(r'fill="url\(#grown\)" x="(\S+)" y="\S+" width="(\S+)" height="(\S+)"', drawn)
     assert hatched == [("0.00", "166.67", "60.00"), ("166.67", "333.33", "60.00")]
     assert 'class="rest"' not in drawn
+    # Alone, its id would look like a number of GPUs.
+    alone = str(gpus_over_time([row(7, 4, 0.0, 1800.0, asked=2)], 8, 0.0, 3600.0))
+    assert 'class="stripe"' in drawn and 'class="stripe"' not in alone
     by_user = gpus_over_time([row(7, 4, 0.0, 1800.0), row(8, 2, 600.0, None, user="<b>")], 8, 0.0, 3600.0, by="user")
     assert "alice</li>" in by_user and "&lt;b&gt;</li>" in by_user and "<b>" not in by_user
 
@@ -127,11 +140,13 @@ def test_whole_numbers_on_an_axis(low: float, high: float, marks: str) -> None:
     assert " ".join(text for _, text in of_numbers(low, high, "GPUs", whole=True).marks) == marks
 
 
-@pytest.mark.parametrize("span_s", [60.0, 900.0, 3600.0, 6 * 3600.0, 86_400.0, 30 * 86_400.0, 3 * 365 * 86_400.0])
+@pytest.mark.parametrize(
+    "span_s", [40.0, 60.0, 100.0, 900.0, 3600.0, 6 * 3600.0, 86_400.0, 30 * 86_400.0, 3 * 365 * 86_400.0]
+)
 def test_times_on_an_axis(span_s: float) -> None:
     """Protects an axis of time: never more marks than can be read, all of them inside."""
     marks = of_time(1.7e9, 1.7e9 + span_s).marks
-    assert len(marks) <= 8 and all(0 <= at <= 1 for at, _ in marks)
+    assert 1 + (span_s < 1e7) <= len(marks) <= 8 and all(0 <= at <= 1 for at, _ in marks)
     assert len({text for _, text in marks}) == len(marks)
 
 
