@@ -1,4 +1,4 @@
-"""Ways to train besides plain data parallel, each in a package of its own. Torch is imported at first use."""
+"""Ways to train besides plain data parallel, each in a module or package of its own. Torch is imported at first use."""
 
 from __future__ import annotations
 

@@ -1,14 +1,15 @@
-"""Leader SGD (Teng et al. 2019, arXiv 1905.10395): ranks train models of their own and are pulled to the best.
+"""Leader SGD (Teng et al. 2019, arXiv 1905.10395): each rank trains its own model, and is pulled towards the best
+rank's.
 
     job = ones.init(batch=32, ..., strategy=ones.strategies.Lsgd(period=16))
 
-`job.ddp` then returns a model with this exchange: a leader for each node and one for all ranks. Each rank trains on its
-own samples. Every step pulls the rank a little towards its leaders' parameters of the last round. The leaders are the
-ranks whose mean training loss was lowest. Rounds are synchronous. Each `local_period` steps the ranks of a node take
-their leader's parameters; each `period` steps all ranks take the best rank's parameters. Unlike an average, a leader is
-a point that some rank reached. So ranks on both sides of a barrier do not meet on top of the barrier.
+`job.ddp` then returns a model with this exchange. Each rank trains on its own samples. Every step pulls the rank a
+little towards its leaders' parameters in the last round: the leader of its node, and the leader of all ranks. A leader
+is the rank with the lowest mean training loss. Rounds are synchronous. Every `local_period` steps the ranks of a node
+get their leader's parameters; every `period` steps all ranks get those of the best rank. Unlike an average, a leader is
+a point that some rank has reached. So ranks on both sides of a barrier do not meet on top of it.
 
-The job evaluates, saves and publishes the leader.
+The job evaluates and saves the leader of all ranks.
 """
 
 from __future__ import annotations
@@ -37,17 +38,20 @@ NO_LOSS = (
 
 
 class LsgdExchange(ApartExchange):
-    """Leader SGD's exchange: synchronous rounds at fixed steps; between them each rank holds a copy of its leaders."""
+    """The exchange of Leader SGD: synchronous rounds at fixed steps. Between rounds each rank keeps a copy of its
+    leaders."""
 
     name = "lsgd"
 
     def __init__(self, group: Group, *, period: int, local_period: int, pull: float) -> None:
-        """`period` and `local_period` are the steps between rounds, the first a multiple of the second. A round moves a
-        rank by the share `pull` of the way to a leader. The steps up to the next round move it as far again."""
+        """`period` and `local_period` are the steps between two rounds of all ranks, and of a node's ranks. `period` is
+        a multiple of `local_period`. A round moves a rank by the share `pull` of the way to a leader. The steps until
+        the next round together move it about as far again."""
         super().__init__(group)
         self._period, self._local_period, self._pull = period, local_period, pull
         self._pulled: list[torch.nn.Parameter] = []
-        """Parameters that were trainable at first: leaders' copies keep this form if a script freezes some later."""
+        """Parameters that were trainable in `wrap`. Copies of leaders have these, even if the script freezes some
+        later."""
         self._begin()
 
     def wrap(self, model: torch.nn.Module, **options: Any) -> torch.nn.Module:
@@ -69,13 +73,15 @@ class LsgdExchange(ApartExchange):
         self._begin()
 
     def _begin(self) -> None:
-        """Restart the count of steps to the next round, since all ranks are at the leader's point."""
+        """Restart the count of steps, since all ranks have the leader's parameters now."""
         self._losses: list[tuple[torch.Tensor | float, int]] = []
         self._since = self.leader = 0
-        """Steps since the last round of all ranks, and the rank that was best then, which the job publishes."""
+        """Steps since the last round of all ranks; `leader` is the best rank in that round, whose model the job
+        saves."""
         self._local: list[torch.Tensor] = []
         self._global: list[torch.Tensor] = []
-        """Parameters of the node's and of the whole job's leader, as vectors by type; none before the first round."""
+        """Parameters of the leader of the node, and of all ranks, as one vector for each bucket; empty before the first
+        round."""
 
     def _publish(self, tensors: list[torch.Tensor]) -> None:
         self._from(self.leader, tensors)
@@ -107,7 +113,8 @@ class LsgdExchange(ApartExchange):
             pull(buckets, self._global, self._pull)
 
     def _mean_losses(self) -> list[float]:
-        """Return each rank's mean training loss since the last round; infinite without a finite loss. Collective."""
+        """Return the mean training loss of each rank since the last round; infinity for a rank without a finite loss.
+        Collective."""
         world, rank = self._group.world, self._group.rank
         total = sum(float(loss) * samples for loss, samples in self._losses)
         seen = sum(samples for _, samples in self._losses)
@@ -121,7 +128,8 @@ class LsgdExchange(ApartExchange):
         return [found[3 * r] / found[3 * r + 1] if found[3 * r + 2] else math.inf for r in range(world)]
 
     def _sent(self, tensors: list[torch.nn.Parameter], ranks: range, source: int) -> torch.Tensor:
-        """Broadcast `tensors` of rank `source`, as one vector, to all of `ranks`, which call this together."""
+        """Broadcast `tensors` from rank `source` to all of `ranks`, and return them as one vector. These ranks call it
+        together."""
         flat = flattened(tensors)
         if len(ranks) == self._group.world:
             dist.broadcast(flat, source)
@@ -131,13 +139,14 @@ class LsgdExchange(ApartExchange):
 
 
 def pull(buckets: list[list[torch.nn.Parameter]], leader: list[torch.Tensor], weight: float) -> None:
-    """Move parameters by `weight` of the way to a leader's, if there is a leader."""
+    """Move parameters by the share `weight` of the way to a leader's. Does nothing if there is no leader yet."""
     for flat, some in zip(leader, buckets, strict=bool(leader)):
         torch._foreach_lerp_(tuple(some), pieces(flat, some), weight)
 
 
 def spread(flat: torch.Tensor, ranks: range, rank: int, source: int) -> None:
-    """Broadcast from `source` to `ranks` over a binomial tree of pairs: this needs no group, so ranks may change."""
+    """Broadcast from `source` to `ranks` by messages between pairs, in a binomial tree. This needs no process group,
+    which would have to change with the ranks."""
     size = len(ranks)
     place = (rank - source) % size
     step = 1
@@ -158,13 +167,13 @@ def _at(ranks: range, source: int, place: int) -> int:
 
 @dataclass
 class Lsgd(ApartStrategy):
-    """Leader SGD. Each rank trains its own model; every `period` steps all are pulled to the rank with the lowest loss.
+    """Leader SGD: each rank trains its own model, and every `period` steps all ranks are pulled towards the best one.
 
-    On several nodes with several ranks each, the ranks of a node are also pulled to their best every `local_period`
-    steps (default: a quarter of `period`), which sends nothing between nodes. A round moves a rank by the share `pull`
-    towards a leader, and so do the steps up to the next round. The script calls `job.loss(loss)` after each backward,
-    since losses select the leaders. The learning rate belongs to the local batch. Raises ValueError for invalid
-    numbers.
+    On several nodes with several ranks each, the ranks of a node are also pulled towards their best rank. That occurs
+    every `local_period` steps (default: a quarter of `period`), and sends nothing between nodes. A round moves a rank
+    by the share `pull` of the way to a leader. The steps until the next round together move it about as far again. The
+    script must call `job.loss(loss)` after each backward, since losses select the leaders. The learning rate is for the
+    local batch. Raises ValueError for invalid numbers.
     """
 
     period: int = 16
@@ -197,7 +206,8 @@ class Lsgd(ApartStrategy):
         )
 
     def _sent(self, ranks: int, per_node: int) -> int:
-        """Bytes a step that a rank sends, averaged over ranks and steps: the leader's tree has N − 1 messages."""
+        """Return the bytes that a rank sends in a step, as a mean over ranks and steps; a leader's tree has N − 1
+        messages."""
         local = self._options["local_period"]
         messages = ranks - 1
         if 1 < per_node < ranks and local < self.period:

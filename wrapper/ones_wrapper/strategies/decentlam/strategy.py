@@ -1,10 +1,10 @@
-"""DecentLaM (Yuan et al. 2021, arXiv 2104.11981): momentum SGD without a central average, by averages with neighbours.
+"""DecentLaM (Yuan et al. 2021, arXiv 2104.11981): momentum SGD in which ranks average only with neighbours.
 
     job = ones.init(batch=32, ..., strategy=ones.strategies.DecentLam(topology="ring"))
 
-`job.ddp` then returns a model with this exchange. The job evaluates, saves and publishes the mean over the ranks.
+`job.ddp` then returns a model with this exchange. The job evaluates and saves the mean over the ranks.
 
-Each step rank i sends y_i = x_i − γ g_i to its neighbours in a fixed graph, and steps with momentum on
+In each step rank i sends y_i = x_i − γ g_i to its neighbours in a fixed graph, and makes a momentum step on
 
     g̃_i = (x_i − Σ_j w_ij y_j) / γ,    m_i ← β m_i + g̃_i,    x_i ← x_i − γ m_i.
 
@@ -13,9 +13,9 @@ This is heavy ball on the step of decentralised SGD, and so has the same limit a
 between ranks, the squared distance of that limit from the optimum is about 1/(1 − β)² times as large.
 
 The momentum is that of `torch.optim.SGD`, which gets g̃ as its gradient. Since 1ᵀ(I − W) = 0, the means over the ranks
-obey m̄ ← β m̄ + ḡ and x̄ ← x̄ − γ m̄: plain momentum SGD. So a resize carries (x̄, m̄), and the job evaluates and saves
-x̄. Local gradients are weighted by n_i N / n, so that ḡ is the mean over all samples even if ranks differ by one
-sample.
+obey m̄ ← β m̄ + ḡ and x̄ ← x̄ − γ m̄: plain momentum SGD. So a resize keeps (x̄, m̄), and the job evaluates and saves
+x̄. Rank i's gradient is weighted by n_i N / n (its samples × ranks / all samples). So ḡ is the mean over all samples
+even if ranks differ by one sample.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ if TYPE_CHECKING:
 
 
 class DecentLamExchange(ApartExchange):
-    """Exchange of DecentLaM: gradients become g̃ as the optimizer's step begins, by one message to and from each
-    neighbour for each bucket."""
+    """The exchange of DecentLaM. It turns gradients into g̃ just before the optimizer's step, with one message to and
+    from each neighbour for each bucket."""
 
     name = "decentlam"
 
     def __init__(self, group: Group, topology: Topology, momentum: float) -> None:
-        """`topology` is a name or function as in `topologies.mixing`."""
+        """`topology` is an argument of `topologies.mixing`."""
         super().__init__(group)
         self._topology, self._momentum = topology, momentum
         self._find_neighbours()
@@ -113,7 +113,8 @@ class DecentLamExchange(ApartExchange):
     def _correct(
         self, parameters: list[torch.nn.Parameter], gradients: list[torch.Tensor], rate: float, decay: float
     ) -> None:
-        """Correct g to g̃, without the weight decay, which the optimizer adds."""
+        """Turn gradients g into g̃, in place. Weight decay is in the exchanged values, but is removed from g̃ again,
+        since the optimizer adds it."""
         at, gradient = flattened(parameters), flattened(gradients)
         gradient.add_(at, alpha=decay)
         sent = at.add(gradient, alpha=-rate)
@@ -125,7 +126,7 @@ class DecentLamExchange(ApartExchange):
         unflatten(found, gradients)
 
     def _buckets(self) -> Iterator[tuple[dict[str, Any], list[torch.nn.Parameter]]]:
-        """Yield the trained parameters in buckets, equal on all ranks, each of one parameter group."""
+        """Yield (parameter group, some of its trained parameters); the buckets are equal on all ranks."""
         trained = set(self._trained())
         for group in self._optimizers[0].param_groups:
             for some in together([p for p in group["params"] if p in trained], self._bucket):
@@ -143,11 +144,12 @@ class DecentLamExchange(ApartExchange):
 
 @dataclass
 class DecentLam(ApartStrategy):
-    """DecentLaM. At each step a rank exchanges its parameters only with its neighbours.
+    """DecentLaM: in each step a rank exchanges its parameters only with its neighbours.
 
-    `topology` is ring, grid, exponential or complete. Or it is a function that returns the weights W [ranks, ranks] for
-    a number of ranks: symmetric, doubly stochastic and connected. The optimizer is `torch.optim.SGD` with `momentum`.
-    Raises ValueError for a topology that is directed or varies, and names the momentum up to which it would be stable.
+    `topology` is `ring`, `grid`, `exponential`, `complete`, or a function from a number of ranks to the weights W
+    [ranks, ranks]. W must be symmetric, doubly stochastic and connected. The optimizer must be `torch.optim.SGD` with
+    this `momentum`. Raises ValueError for a topology that is directed or changes from step to step. The message names
+    the largest momentum at which it would be stable.
     """
 
     topology: Topology = "ring"
@@ -183,7 +185,8 @@ class DecentLam(ApartStrategy):
         return not isinstance(self.topology, str)
 
     def _degree(self, world: int) -> int | None:
-        """Return the most messages that a rank sends in a step; None if the topology does not fit."""
+        """Return the most messages that a rank sends in a step; None if the topology cannot have this number of
+        ranks."""
         if isinstance(self.topology, str):
             return degree(self.topology, world)
         try:

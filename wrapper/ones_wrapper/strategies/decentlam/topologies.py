@@ -14,13 +14,13 @@ import numpy.typing as npt
 
 Matrix = npt.NDArray[np.float64]
 Topology = str | Callable[[int], Any]
-"""Name of a topology, or a function that returns W for a number of ranks."""
+"""Name of a topology, or a function from a number of ranks to W."""
 
 TOLERANCE = 1e-9
 
 
 def _grid(world: int) -> set[tuple[int, int]]:
-    """Return the edges of a grid, as square as the number allows; a prime number makes a path."""
+    """Return the edges of a grid that is as square as the number of ranks allows; for a prime number it is a path."""
     columns = world // _rows(world)
     across = {(i, i + 1) for i in range(world) if (i + 1) % columns}
     return across | {(i, i + columns) for i in range(world - columns)}
@@ -39,16 +39,16 @@ _STEPS: dict[str, Callable[[int], Sequence[int]]] = {
     "exponential": _powers,
     "complete": lambda world: range(1, world),
 }
-"""Topologies in which each rank has the ranks this far ahead, and as far behind, as neighbours."""
+"""Topologies whose neighbours are at these distances, ahead and behind."""
 NAMES = ("ring", "grid", "exponential", "complete")
 DIRECTED = {"directed-ring": "ring", "directed-exponential": "exponential"}
-"""Known topologies that are refused: a rank sends to ranks ahead in the named topology, but receives from others."""
+"""Known topologies that are refused because they are directed: a rank sends to other ranks than it receives from."""
 TIME_VARYING = ("one-peer", "one-peer-exponential", "one-peer-hypercube", "random-matching")
-"""Known topologies that are refused, since their neighbours change at each step."""
+"""Known topologies that are refused because a rank's neighbours change with each step."""
 
 
 def degree(name: str, world: int) -> int:
-    """Return the most neighbours of a rank in a topology of this name."""
+    """Return the largest number of neighbours of a rank in this topology."""
     if name == "grid":
         rows = _rows(world)
         return min(2, rows - 1) + min(2, world // rows - 1)
@@ -62,8 +62,8 @@ def _edges(name: str, world: int) -> set[tuple[int, int]]:
 
 
 def metropolis(world: int, edges: set[tuple[int, int]]) -> Matrix:
-    """Return the Metropolis-Hastings weights: 1/(1 + the larger degree of both ranks) for each edge, and the rest of 1
-    for the rank itself. The matrix is symmetric and doubly stochastic for any graph."""
+    """Return the Metropolis-Hastings weights. An edge has 1/(1 + the larger degree of its two ranks), and a rank itself
+    has 1 minus the sum of its edges. The matrix is symmetric and doubly stochastic for any graph."""
     joined = np.zeros((world, world), dtype=bool)
     for i, j in edges:
         joined[i, j] = joined[j, i] = i != j
@@ -74,7 +74,7 @@ def metropolis(world: int, edges: set[tuple[int, int]]) -> Matrix:
 
 
 def directed(name: str, world: int) -> Matrix:
-    """Return a directed topology with equal weights: doubly stochastic, but not symmetric."""
+    """Return W of a directed topology with equal weights: doubly stochastic, but not symmetric."""
     steps = _STEPS[DIRECTED[name]](world)
     weights = np.eye(world)
     for step in steps:
@@ -83,7 +83,7 @@ def directed(name: str, world: int) -> Matrix:
 
 
 def mixing(topology: Topology, world: int) -> Matrix:
-    """Return the mixing matrix W of `world` ranks. Raises ValueError for topologies that momentum cannot use."""
+    """Return the matrix W of `world` ranks. Raises ValueError for a topology that momentum cannot use."""
     if isinstance(topology, str):
         check_name(topology)
         return metropolis(world, _edges(topology, world) if world > 1 else set())
@@ -91,7 +91,7 @@ def mixing(topology: Topology, world: int) -> Matrix:
 
 
 def check_name(name: str) -> None:
-    """Raises ValueError for an unknown name, and for a topology that is directed or varies."""
+    """Raise ValueError for an unknown name, and for a topology that is directed or changes from step to step."""
     if name in TIME_VARYING:
         raise ValueError(
             f"topology {name!r} changes its neighbours from step to step: DecentLaM's momentum remembers I − W of "
@@ -123,10 +123,10 @@ def checked(weights: Matrix, world: int) -> Matrix:
 
 
 def largest_momentum(weights: Matrix) -> float:
-    """Return the momentum β up to which DecentLaM's averaging is stable, to 0.001; 1 for symmetric W.
+    """Return the largest momentum β (to 0.001) at which DecentLaM's averaging is stable; 1 if W is symmetric.
 
-    Without gradients x(t+1) = (β + λ) x(t) − β x(t−1) for each eigenvalue λ of W: heavy ball on I − W. All roots of z²
-    − (β + λ) z + β must lie within the unit circle. For real λ in (−1, 1) they do at any β < 1.
+    Without gradients x(t+1) = (β + λ) x(t) − β x(t−1) for each eigenvalue λ of W: heavy ball on I − W. It is stable if
+    all roots of z² − (β + λ) z + β are within the unit circle. For real λ in (−1, 1) that holds for any β < 1.
     """
     values = np.linalg.eigvals(weights).astype(complex)
     betas = np.arange(0, 1000)[:, None] / 1000
@@ -137,7 +137,7 @@ def largest_momentum(weights: Matrix) -> float:
 
 
 def neighbours(weights: Matrix, rank: int) -> list[tuple[int, float]]:
-    """Return the other ranks that a rank exchanges with, and their weights, in the order of ranks."""
+    """Return the neighbours of a rank, with their weights, in rank order."""
     row: Sequence[float] = weights[rank].tolist()
     return [(other, weight) for other, weight in enumerate(row) if weight > 0 and other != rank]
 

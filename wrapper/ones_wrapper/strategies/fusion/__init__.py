@@ -1,8 +1,8 @@
 """Several models of one architecture trained as one, each with its own hyper-parameters (HFTA, Wang et al., MLSys 2021,
-arXiv 2102.02344, §3): each layer of B small models becomes one larger operation, which uses a GPU better than B small
-operations in turn.
+arXiv 2102.02344, §3). A layer of B small models becomes one larger operation, which uses a GPU better than B small
+operations one after another.
 
-`fuse` is the entry:
+Scripts call `fuse`:
 
     models = [make() for _ in rates]
     optimizers = [torch.optim.AdamW(model.parameters(), lr=rate) for model, rate in zip(models, rates)]
@@ -14,7 +14,7 @@ operations in turn.
         optimizer.step()
     optimizer.save("results")             # results/0.pt, …: what an ordinary script loads
 
-`fused` is an ordinary module and `optimizer` an ordinary optimizer, so `job.ddp` and `job.register` take them.
+`fused` is an ordinary module and `optimizer` an ordinary optimizer, so `job.ddp` and `job.register` accept them.
 """
 
 from __future__ import annotations
@@ -49,22 +49,23 @@ def fuse(
     randomness: str = "different",
     probe: Sequence[Any] | None = None,
 ) -> tuple[FusedModel, FusedOptimizer]:
-    """Return one module and one optimizer that train all of `models`, each as its optimizer of `optimizers` would.
+    """Return one module and one optimizer that train all of `models`, each as its own optimizer in `optimizers` would.
 
-    A dict names the members; members of a list are named "0", "1", …. All optimizers are of one kind: SGD, Adam, AdamW
-    or Lamb. Each member has its own learning rate, weight decay, betas and momentum. These are read at each step, so an
-    ordinary scheduler of a member's optimizer is that member's schedule.
+    The keys of a dict name the members; members of a list are named "0", "1", …. All optimizers are of one kind: SGD,
+    Adam, AdamW or Lamb. Each member has its own learning rate, weight decay, betas and momentum. These are read in each
+    step, so that an ordinary scheduler on a member's optimizer works.
 
-    `loss(output, *targets)` is the mean over the samples. `values` holds numbers of each member by name, which the loss
-    gets as tensors without dimensions (`values={"label_smoothing": [0.0, 0.1]}`). A list has one loss for each member.
-    With `randomness` "different" each member has its own dropout, with "same" all have one.
+    `loss(output, *targets)` returns the mean over the samples; a list has one loss for each member. `values` holds
+    numbers for each member by name, which the loss gets as 0-dimensional tensors
+    (`values={"label_smoothing": [0.0, 0.1]}`). With `randomness` "different" each member has a dropout mask of its own,
+    with "same" all have one mask.
 
-    `probe` is a local batch (x, *targets) on the device that will train. Fused and separate training then take a few
-    steps with it, on copies; `NoGainError` is raised if fusing does not pay. After `ones.init` all ranks must give a
-    probe: the mean of their measurements decides for all.
+    `probe` is a local batch (x, *targets) on the training device. With it, copies of the members take a few steps fused
+    and separately; `NoGainError` is raised if fusing is not faster. After `ones.init` all ranks must give a probe, and
+    the mean of their measurements decides.
 
-    The models are copied: the given ones stay unchanged. Raises ValueError, with the member's name, if a member differs
-    from the first in more than the values of its tensors and its optimizer's numbers.
+    The models are copied: the given ones do not change. Members may differ only in the values of their tensors and the
+    numbers of their optimizers. Raises ValueError, with the member's name, for any other difference.
     """
     its_models, its_optimizers = named("models", models), named("optimizers", optimizers)
     if list(its_models) != list(its_optimizers):
@@ -94,8 +95,8 @@ def gain(
     values: Mapping[str, Sequence[float]] | None = None,
     steps: int = 3,
 ) -> Gain:
-    """Return the gain of fusing these members, measured on the device of a local batch (x, *targets); on a CPU, in
-    processor time. Takes some ten steps of each member, on copies."""
+    """Return the gain of fusing these members, measured with copies on the device of a local batch (x, *targets). On a
+    CPU processor time is measured. Takes about ten steps of each member."""
     its_models, its_optimizers = named("models", models), named("optimizers", optimizers)
     fused = fuse(its_models, its_optimizers, loss=loss, values=values)
     losses = losses_of(loss, values or {}, batch[1:], len(its_models))
@@ -110,8 +111,8 @@ def largest(
     batch: Sequence[Any],
     values: Mapping[str, Sequence[float]] | None = None,
 ) -> int:
-    """Return how many of these members, from the first on, fit on the batch's device together, found by steps with ever
-    more members. 0 if none fits."""
+    """Return the largest number of these members, from the first on, that fit on the batch's device together. It is
+    found by steps with more and more members; 0 if not even one fits."""
     its_models, its_optimizers = named("models", models), named("optimizers", optimizers)
     device = device_of(batch)
 

@@ -1,4 +1,4 @@
-"""Check that models may be fused: all have one architecture and differ only in the values of their tensors."""
+"""Check that models can be fused: they have one architecture, and differ only in the values of their tensors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PLAIN = (type(None), bool, int, float, complex, str, torch.dtype, torch.Size, t
 
 
 def named(what: str, given: Sequence[_T] | Mapping[str, _T]) -> dict[str, _T]:
-    """Return the members by name. Raises ValueError if there are none, and for names that cannot be a file's name."""
+    """Return the members by name. Raises ValueError if there are none, or if a name cannot be a file name."""
     found = dict(given) if isinstance(given, Mapping) else {str(index): one for index, one in enumerate(given)}
     if not found:
         raise ValueError(f"fuse: {what} is empty; give one for each member")
@@ -26,7 +26,7 @@ def named(what: str, given: Sequence[_T] | Mapping[str, _T]) -> dict[str, _T]:
 
 
 def check_models(models: Mapping[str, torch.nn.Module]) -> None:
-    """Raises ValueError, with the member's name and the difference, for a member unlike the first."""
+    """Raise ValueError, with the member's name and the difference, if a member differs from the first one."""
     names = list(models)
     first = dict(_traits(models[names[0]]))
     seen: dict[int, str] = {}
@@ -44,7 +44,8 @@ def check_models(models: Mapping[str, torch.nn.Module]) -> None:
 
 
 def difference(first: Mapping[str, Any], other: Mapping[str, Any], name: str) -> str:
-    """Return the first trait in which two models differ, in words; empty for none. `name` is the first model's."""
+    """Return a text about the first property in which two models differ; empty if there is none. `name` is the first
+    model's."""
     for trait in [*first, *(trait for trait in other if trait not in first)]:
         if trait not in other:
             return f"it has no {trait}"
@@ -61,7 +62,7 @@ def _shown(value: Any) -> str:
 
 
 def _traits(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
-    """Yield, by name, every visible property that a forward pass depends on besides the values of tensors."""
+    """Yield (name, value) of every visible property, other than values of tensors, on which a forward pass depends."""
     for path, module in model.named_modules(remove_duplicate=False):
         where = path or "the model"
         yield f"the type of {where}", f"{type(module).__module__}.{type(module).__qualname__}"
@@ -77,7 +78,8 @@ def _traits(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def _comparable(value: Any) -> Any:
-    """Return a value by which to compare settings: equal for functions with the same code; an unknown object's type."""
+    """Return a value that can be compared in place of a setting. It is equal for functions with the same code. For an
+    unknown object it is the object's type."""
     if isinstance(value, _PLAIN):
         return value
     if isinstance(value, (list, tuple)):

@@ -1,8 +1,8 @@
-"""Measurement of whether fusing pays on this device, and for how many members.
+"""Measurement whether fusing is faster on this device, and for how many members.
 
-Fused layers are larger operations. They pay if a single model leaves the device idle, or spends its time on starting
-operations. They do not pay if one model fills the device, and may even cost time. Only a measurement shows this, so
-both ways take a few steps first (as in HFTA, §4).
+Fused layers are larger operations. They are faster if a single model leaves the device idle, or if starting operations
+takes most of the time. If one model fills the device, they may even be slower. Only a measurement shows this. So a few
+steps are taken both ways first (as in HFTA, §4).
 """
 
 from __future__ import annotations
@@ -21,21 +21,22 @@ from ones_wrapper.strategies.fusion.model import Loss, arguments
 from ones_wrapper.strategies.fusion.optimizer import FusedOptimizer
 
 LEAST = 1.2
-"""Least speed-up for which fusing pays; a smaller speed-up is within the error of a probe of a few steps."""
+"""Smallest ratio of speeds for which fusing is chosen; a smaller one is within the error of a few steps."""
 
 
 @dataclass(frozen=True)
 class Gain:
-    """Gain of fusing on the measured device."""
+    """Times of separate and fused steps, measured on one device."""
 
     members: int
     alone_s: float
-    """Sum over the members of the seconds of one separate step each: processor time on a CPU, elapsed time on a GPU."""
+    """Seconds in which each member makes one separate step, one member after another. Processor time on a CPU, elapsed
+    time on a GPU."""
     fused_s: float
 
     @property
     def speedup(self) -> float:
-        """Ratio of the time of separate steps to the time of a fused step."""
+        """Time of the separate steps divided by the time of a fused step."""
         return self.alone_s / self.fused_s
 
     @property
@@ -43,7 +44,7 @@ class Gain:
         return self.members > 1 and self.speedup >= LEAST
 
     def of_all(self, group: Group) -> Gain:
-        """Return the mean of the ranks' gains. Collective."""
+        """Return the gain by the ranks' mean times. Collective."""
         alone_s, fused_s = (total / group.world for total in group.total([self.alone_s, self.fused_s]))
         return Gain(self.members, alone_s, fused_s)
 
@@ -56,7 +57,7 @@ class Gain:
 
 
 class NoGainError(ValueError):
-    """Error: fusing was refused, since it does not pay here. `gain` is the measurement."""
+    """Error: fusing is refused, since it is not faster here. `gain` is the measurement."""
 
     def __init__(self, gain: Gain) -> None:
         super().__init__(f"fuse: {gain}; train each member by itself, or more of them at once")
@@ -71,9 +72,9 @@ def measure(
     batch: Sequence[Any],
     steps: int,
 ) -> Gain:
-    """Return the gain of training `together` on a local batch (x, *targets), on its device, over `steps` steps of
-    either way after a warm-up step. The members step as copies; `losses` are theirs, each a function of an output.
-    """
+    """Return the gain of `together` (fused model and optimizer) on a local batch (x, *targets), on the batch's device.
+    Each way takes a warm-up step, and then three times `steps` steps. Members are copied for their separate steps.
+    `losses` has one function of an output for each member."""
     device = device_of(batch)
     # Together, so that each optimizer's copy has the parameters of its model's copy.
     alone = [copy.deepcopy((models[name], optimizers[name])) for name in models]
@@ -102,7 +103,8 @@ def measure(
 
 
 def _seconds(step: Callable[[], None], steps: int, device: torch.device) -> float:
-    """Seconds of a step: the least of three measurements, since others may use the same processors."""
+    """Return the seconds of a step, as the smallest of three measurements, since other processes may use the same
+    processors."""
     step()
     found = []
     for _ in range(3):
@@ -126,7 +128,7 @@ def device_of(batch: Sequence[Any]) -> torch.device:
 def losses_of(
     loss: Loss | Sequence[Loss], values: Mapping[str, Sequence[float]], targets: Sequence[Any], members: int
 ) -> list[Callable[[Any], torch.Tensor]]:
-    """Return each member's loss as a function of an output."""
+    """Return the loss of each member, as a function of the member's output."""
 
     def bound(row: int) -> Callable[[Any], torch.Tensor]:
         its = loss if callable(loss) else loss[row]

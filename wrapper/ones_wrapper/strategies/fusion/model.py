@@ -1,8 +1,8 @@
-"""Fused model: each parameter and buffer holds the tensors of all members, stacked in a new first dimension. One
-vectorised call (`torch.func.vmap`) makes all forward passes.
+"""Fused model: each parameter and buffer has the tensors of all members, stacked in a new first dimension. One
+vectorised call (`torch.func.vmap`) makes the forward passes of all members.
 
-No member's loss depends on another member's row. So the gradient of the sum of losses holds each member's own gradient
-in its own row. An ordinary backward pass, exchange and optimizer train all members.
+A member's loss depends only on the member's own row. So the gradient of the sum of all losses has each member's
+gradient in that member's row. An ordinary backward pass, gradient exchange and optimizer train all members.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ Loss = Callable[..., torch.Tensor]
 
 
 class FusedModel(torch.nn.Module):
-    """B models of one architecture. Made by `fuse`.
+    """B models of one architecture as one module, which `fuse` returns.
 
-    `fused(x, *targets)` returns the losses, of shape [B], 0 for stopped members. `fused(x)` returns the outputs of all
-    members, of shape [B, …]. All members get the same `x`; a tuple holds the model's positional arguments, a dict its
-    named arguments.
+    `fused(x, *targets)` returns the losses, of shape [B], with 0 for stopped members. `fused(x)` returns the outputs of
+    all members, of shape [B, …]. All members get the same `x`. If `x` is a tuple, it has the model's positional
+    arguments; if it is a dict, the named ones.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class FusedModel(torch.nn.Module):
         self._losses = _losses(loss, self.members)
         given = list(models.values())
         self.stack = _stacked(given)
-        """Copy of the first model, with the tensors of all members in place of its own."""
+        """Copy of the first model whose tensors are replaced by the stacked tensors of all members."""
         for name, of_each in values.items():
             if len(of_each) != len(self.members):
                 raise ValueError(
@@ -51,8 +51,8 @@ class FusedModel(torch.nn.Module):
         if self._values and len(self._losses) > 1:
             raise ValueError("fuse: values are for a loss that all members share; give a list of losses none")
         self.active = [True] * len(self.members)
-        """Flags by row: True while the member trains. Checkpoints hold them in the optimizer's state, since a buffer
-        would be sent at each step."""
+        """Flags by row: True while the member is trained. In checkpoints they are in the optimizer's state. A buffer
+        would be sent to all ranks in each step."""
         self.train(given[0].training)
 
     def __len__(self) -> int:
@@ -60,19 +60,19 @@ class FusedModel(torch.nn.Module):
         return len(self.members)
 
     def row(self, name: str) -> int:
-        """Return the row of a member. Raises KeyError with the names that exist."""
+        """Return the row of a member. Raises KeyError, with all names, if there is no such member."""
         try:
             return self.members.index(name)
         except ValueError:
             raise KeyError(f"no member {name!r}; there are {', '.join(self.members)}") from None
 
     def rows(self) -> list[int]:
-        """Return the rows of the members that still train, in order."""
+        """Return the rows of the members that are still trained, in order."""
         return [row for row, active in enumerate(self.active) if active]
 
     def stop(self, name: str) -> None:
-        """Stop the training of this member: its tensors and optimizer state stay unchanged, and only the others are
-        computed from now on. All ranks stop the same members at the same step. Checkpoints keep the member stopped."""
+        """Stop training this member: its tensors and optimizer state no longer change, and it costs no time. All ranks
+        must stop the same members in the same step. The member stays stopped after a checkpoint is loaded."""
         self.active[self.row(name)] = False
 
     def forward(self, x: Any, *targets: Any) -> torch.Tensor:
@@ -93,7 +93,7 @@ class FusedModel(torch.nn.Module):
         return losses.new_zeros(len(self)).index_copy(0, partly, losses)
 
     def _call(self, rows: torch.Tensor | None, x: Any, *targets: Any) -> Any:
-        """Return the outputs, or with targets the losses, of these members; None for all members."""
+        """Return the outputs of the members in these rows (None for all); with targets, return their losses."""
 
         def chosen(tensor: torch.Tensor) -> torch.Tensor:
             return tensor if rows is None else tensor.index_select(0, rows)
@@ -128,8 +128,8 @@ class FusedModel(torch.nn.Module):
         return found
 
     def clip_grad_norm_(self, most: float) -> torch.Tensor:
-        """Clip each member's gradient to a norm of at most `most`, and return the norms, of shape [B]. Each member is
-        clipped as by `torch.nn.utils.clip_grad_norm_` on its own model, which here would clip by the norm of all."""
+        """Clip the gradient of each member to a norm of at most `most`; return the norms before that, of shape [B].
+        `torch.nn.utils.clip_grad_norm_` would clip by the norm of all members together."""
         gradients = [p.grad for p in self.stack.parameters() if p.grad is not None]
         each = [torch.linalg.vector_norm(g.flatten(1), dim=1) if g.dim() > 1 else g.abs() for g in gradients]
         norms: torch.Tensor = torch.linalg.vector_norm(torch.stack(each), dim=0)
@@ -139,7 +139,7 @@ class FusedModel(torch.nn.Module):
         return norms
 
     def member(self, name: str) -> dict[str, Any]:
-        """Return the state of this member as its own model's `state_dict`, copied to the CPU."""
+        """Return the `state_dict` of this member's own model, copied to the CPU."""
         row = self.row(name)
         return {
             key: value[row].detach().cpu().clone() if isinstance(value, torch.Tensor) else value
@@ -160,7 +160,7 @@ class FusedModel(torch.nn.Module):
 
 
 def arguments(x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the positional and the named arguments of a model that `x` stands for."""
+    """Return the positional and the named arguments of a model's call for input `x`."""
     return ((), x) if isinstance(x, dict) else (x if isinstance(x, tuple) else (x,), {})
 
 

@@ -1,7 +1,7 @@
-"""Fused optimizer: one step updates all members at once, each as its own optimizer would.
+"""Fused optimizer: one step updates all members, each as its own optimizer would.
 
-Schedules act on the members' optimizers, whose parameter groups are read at each step. The fused optimizer's own
-learning rate is a factor on all members' rates: 1 at first, and changed by the job's batch rule.
+Schedules change the members' optimizers, whose parameter groups are read in each step. The fused optimizer's own
+learning rate is a factor on the rates of all members. It is 1 at first, and the job's batch rule changes it.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from ones_wrapper.strategies.fusion.model import FusedModel
 from ones_wrapper.strategies.fusion.updates import STEP, Update, update_for
 
 MEMBERS, ACTIVE = "members", "active"
-"""Keys in a parameter group: the members' own numbers, and flags of the members that still train."""
+"""Keys in a parameter group: numbers of each member (learning rate, betas, …), and flags of the members still
+trained."""
 
 
 class FusedOptimizer(torch.optim.Optimizer):
-    """Optimizers of all members of a fused model. Made by `fuse`. The state of a parameter has the members as first
-    dimension; `step`, of shape [B], counts each member's steps."""
+    """Optimizer of all members of a fused model, which `fuse` returns. State tensors of a parameter have the members as
+    their first dimension; `step`, of shape [B], counts each member's steps."""
 
     def __init__(
         self,
@@ -36,7 +37,7 @@ class FusedOptimizer(torch.optim.Optimizer):
     ) -> None:
         self.model = model
         self.optimizers = dict(optimizers)
-        """Each member's own optimizer by name, on which its schedule acts."""
+        """Each member's own optimizer, by name; schedules change these."""
         self._update = _same_update(optimizers)
         names = _partitions(models, optimizers)
         _check_groups(self._update, optimizers)
@@ -48,7 +49,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         self._refresh()
 
     def _refresh(self) -> None:
-        """Write the members' numbers into the parameter groups, which checkpoints hold."""
+        """Copy the members' numbers into the parameter groups, so that checkpoints have them."""
         for index, group in enumerate(self.param_groups):
             group[MEMBERS] = {
                 name: [_plain(one.param_groups[index][name]) for one in self.optimizers.values()]
@@ -61,7 +62,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state that `state_dict` returned; the members' optimizers get their numbers."""
+        """Load a state from `state_dict`, and set the numbers of the members' optimizers from it."""
         super().load_state_dict(state_dict)
         for index, group in enumerate(self.param_groups):
             for name, values in group[MEMBERS].items():
@@ -71,7 +72,7 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        """Make one step of every member that still trains. A parameter without gradient stays unchanged."""
+        """Make one step of every member still trained. A parameter without a gradient does not change."""
         found = called(closure)
         for one in self.optimizers.values():
             one._opt_called = True  # type: ignore[attr-defined]  # else a schedule warns that it is ahead
@@ -88,7 +89,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         return found
 
     def _own(self, index: int, rows: list[int], factor: float) -> dict[str, torch.Tensor]:
-        """Return the members' numbers of a parameter group, each of shape [members that train]."""
+        """Return the numbers of these members for a parameter group, by name, each of shape [rows]."""
         found: dict[str, list[float]] = {}
         members = list(self.optimizers.values())
         for row in rows:
@@ -143,8 +144,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         return state
 
     def member(self, name: str) -> dict[str, Any]:
-        """Return this member's state as an ordinary script saves it, copied to the CPU: `{"model": model.state_dict(),
-        "optimizer": optimizer.state_dict()}`."""
+        """Return this member's state in the form of an ordinary script,
+        `{"model": model.state_dict(), "optimizer": optimizer.state_dict()}`, copied to the CPU."""
         row, one = self.model.row(name), self.optimizers[name]
         groups = one.state_dict()["param_groups"]
         state: dict[int, dict[str, Any]] = {}
@@ -158,8 +159,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         return {"model": self.model.member(name), "optimizer": {"state": state, "param_groups": groups}}
 
     def load_member(self, name: str, saved: Mapping[str, Any]) -> None:
-        """Load a state that `member`, or an ordinary script, saved into this member. A missing `model` or `optimizer`
-        leaves that part unchanged. Raises ValueError if the state does not fit."""
+        """Load a state from `member`, or from an ordinary script, into this member. If it has no `model` or no
+        `optimizer`, that part does not change. Raises ValueError if the state does not fit."""
         row, one = self.model.row(name), self.optimizers[name]
         if "model" in saved:
             self.model.load_member(name, saved["model"])
@@ -179,7 +180,7 @@ class FusedOptimizer(torch.optim.Optimizer):
                     held[key][row].copy_(value if value is not None else torch.zeros_like(held[key][row]))
 
     def save(self, folder: str | os.PathLike[str], *names: str) -> None:
-        """Write `NAME.pt` for these members, or for all, into a folder, which is created if missing. Each file is
+        """Write `NAME.pt` for the named members (default: all) into a folder, which is created if missing. Each file is
         complete or absent. An ordinary script continues from a file:
 
             saved = torch.load("results/a.pt")
@@ -205,7 +206,7 @@ def _sizes(groups: Sequence[Mapping[str, Any]]) -> dict[str, int]:
 
 
 def _same_update(optimizers: Mapping[str, torch.optim.Optimizer]) -> Update:
-    """Return the update rule of all members. Raises ValueError for optimizers of two kinds."""
+    """Return the update rule of all members. Raises ValueError if their optimizers are of different kinds."""
     names = list(optimizers)
     kind = type(optimizers[names[0]])
     for name, one in optimizers.items():
@@ -246,7 +247,7 @@ def _partitions(
 
 
 def _check_groups(update: Update, optimizers: Mapping[str, torch.optim.Optimizer]) -> None:
-    """Raises ValueError for settings that differ between members, or that the update rule does not support."""
+    """Raise ValueError for options that differ between members, or that the update rule does not support."""
     first, *_ = names = list(optimizers)
     for name in names:
         for index, group in enumerate(optimizers[name].param_groups):

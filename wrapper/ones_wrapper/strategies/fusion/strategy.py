@@ -1,4 +1,4 @@
-"""Limits of a fused training for the scheduler: any number of GPUs, and the memory and bytes of all members."""
+"""Limits of a fused training for the companion: any number of GPUs, with memory and traffic of all members."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from ones_wrapper.protocol.limits import SizeLimits, StrategyLimits, rows_within
 from ones_wrapper.strategy import Strategy
 
 COPIES = 4
-"""Copies of each parameter in memory: the parameter, its gradient and two moments."""
+"""Copies of each parameter in memory: parameter, gradient and two moments."""
 
 
 @dataclass(frozen=True)
 class Fused(Strategy):
-    """B members in one job, data parallel: each GPU is a replica, with its part of every member's local batch. Raises
+    """B members in one job, in data parallel: each GPU is a replica, and trains all members on its local batch. Raises
     ValueError for invalid numbers."""
 
     members: int
     parameter_bytes: int = 0
-    """Bytes of one member's parameters; 0 here and below: unknown."""
+    """Bytes of one member's parameters; 0 if unknown."""
     sample_bytes: int = 0
-    """Bytes of one member's activations, for each sample of a GPU's local batch."""
+    """Bytes of one member's activations for each sample of a GPU's local batch; 0 if unknown."""
 
     name = "fused"
 
@@ -33,7 +33,7 @@ class Fused(Strategy):
             )
 
     def limits(self, spec: Spec, most_gpus: int, ranks_per_node: int) -> StrategyLimits:
-        """A row for each number of GPUs if bytes were given; none if not, so that any number is valid."""
+        """Return a row for each number of GPUs if bytes are known. Otherwise return no row, which allows any number."""
         if not (self.parameter_bytes or self.sample_bytes):
             return StrategyLimits(self.name)
         return StrategyLimits(self.name, rows_within(map(self._row, range(1, most_gpus + 1)), any_number=True))

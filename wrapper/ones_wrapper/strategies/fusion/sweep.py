@@ -1,4 +1,4 @@
-"""Members of a sweep that a script trains: its own job, and others that wait for it (`ones-run --fuse`).
+"""Members of a sweep that a script trains: its own job, and jobs that wait meanwhile (`ones-run --fuse`).
 
     sweep = ones.strategies.sweep(parser)
     models = {name: make(args) for name, args in sweep.members.items()}
@@ -9,7 +9,7 @@
         members.save(sweep.folder(name), name)
         sweep.done(name)
 
-Without other members the sweep has only the script's own job, so the same script also trains a single job.
+If there are no other members, the sweep has only the script's own job. So the same script also trains a single job.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ones_wrapper.process.log import log
 
 
 class Sweep:
-    """Members of a sweep that this job trains. Made by `sweep`, on one rank."""
+    """Members of a sweep that this job trains. Use it on one rank."""
 
     def __init__(self, parser: argparse.ArgumentParser) -> None:
         """Parse each member's arguments. Call this in place of `parser.parse_args()`."""
@@ -42,7 +42,7 @@ class Sweep:
         self._rows = {str(row.job_id): row for row in rows}
         self._own = str(own.job_id)
         self.members = {name: parser.parse_args(list(row.arguments)) for name, row in self._rows.items()}
-        """Arguments of each member, parsed by the script's parser, by the number of the member's job."""
+        """Arguments of each member, parsed by the script's parser. The member's name is its job id."""
         # A checkpoint also has the rows of members that left: these are fused again, and stopped at once.
         kept = {str(one) for one in told.get("members", ())}
         self._gone = [name for name in self._rows if name != self._own and name not in kept]
@@ -56,12 +56,13 @@ class Sweep:
             self._trains.remove(name)  # done before a restart
 
     def folder(self, name: str) -> Path:
-        """Return the directory of this member's job, where its results belong."""
+        """Return the directory of this member's job, for its results."""
         return Path(self._rows[name].folder)
 
     def left(self) -> list[str]:
-        """Return the members to stop: their jobs were cancelled, or started by themselves. Each is returned once, and
-        again after a restart. They also leave `members`, since this job no longer writes their results."""
+        """Return the members to stop, since their jobs were cancelled or started by themselves. Each is returned once,
+        and again after a restart. These members are removed from `members`, since this job does not write their
+        results."""
         order = self._orders.poll()
         named = {str(one.job_id) for one in order.members or ()} if order is not None else set()
         gone = [
@@ -77,7 +78,7 @@ class Sweep:
         return gone
 
     def alone(self) -> None:
-        """Train only the script's own member, if fusing does not pay. The other jobs then start by themselves."""
+        """Train only the script's own member, since fusing is not faster. The other jobs then start by themselves."""
         for name in [one for one in self._trains if one != self._own]:
             self._drop(name)
         self.members, self._gone = {self._own: self.members[self._own]}, []
@@ -87,8 +88,8 @@ class Sweep:
             replace_small(self._file, json.dumps(told).encode())
 
     def done(self, name: str, code: int = 0) -> None:
-        """Mark a member's training as ended; its job will end with this exit code. Write the member's results into its
-        folder first. The script's own job ends with the script's exit code."""
+        """Mark a member's training as ended, so that its job ends with this exit code. Write its results into its
+        folder before. For the script's own job this does nothing: that ends with the script's exit code."""
         if name not in self._trains:
             return
         self._count()
@@ -109,7 +110,7 @@ class Sweep:
             replace_small(self._file, json.dumps(told).encode())
 
     def _count(self) -> None:
-        """Share the time since the last call equally among the members that train."""
+        """Add the time since the last call to the members being trained, in equal parts."""
         now = time.monotonic()
         for name in self._trains:
             self._seconds[name] += (now - self._since) / len(self._trains)

@@ -1,8 +1,8 @@
-"""Steps of optimizers on the tensors of several members at once, each member with its own numbers.
+"""Optimizer steps on the tensors of several members at once, each member with its own numbers.
 
-Each rule belongs to one kind of optimizer. A rule names the numbers that members have of their own and the state of a
-parameter, and makes the step. Tensors have the members as first dimension; a member's numbers are broadcast over its
-row. The operations and their order are those of the ordinary optimizer, so that in double precision the results agree.
+There is one rule for each kind of optimizer. It names the numbers that each member has, and the state tensors of a
+parameter, and makes the step. Tensors have the members as their first dimension; a member's numbers are broadcast over
+its row. Operations and their order are those of the ordinary optimizer, so that results agree in double precision.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from ones_wrapper.gradients.lamb import Lamb, trust
 
 Numbers = Mapping[str, torch.Tensor]
-"""Numbers of all members by name, each of shape [B], in double precision on the CPU."""
+"""Numbers of the members by name, each of shape [B], in double precision on the CPU."""
 
 Tensors = dict[str, torch.Tensor]
 Options = Mapping[str, Any]
@@ -25,33 +25,33 @@ STEP = "step"
 
 
 class Update(ABC):
-    """Update rule of one kind of optimizer, for the tensors of all members."""
+    """Update rule of one kind of optimizer for the tensors of all members."""
 
     numbers: tuple[str, ...]
-    """Names of the numbers in a parameter group that each member has of its own; `betas` counts as two."""
+    """Names of the options in a parameter group that may differ between members; `betas` counts as two."""
     same: ClassVar[Mapping[str, tuple[Any, ...]]]
-    """Options that must be equal for all members, with their supported values."""
+    """Options that must be equal for all members, with the values supported."""
 
     @abstractmethod
     def keeps(self, groups: Sequence[Options]) -> tuple[str, ...]:
-        """Return the names of the state tensors of each parameter, for members with these groups."""
+        """Return the names of the state tensors of each parameter, for members with these parameter groups."""
 
     @abstractmethod
     def scalars(self, own: Numbers, steps: torch.Tensor, group: Options) -> Tensors:
-        """Return the scalars that `apply` needs, each of shape [B], from the members' numbers and the steps made, this
-        one included."""
+        """Return the scalars for `apply`, each of shape [B], from the members' numbers and the steps made, this one
+        included."""
 
     @abstractmethod
     def apply(self, p: torch.Tensor, gradient: torch.Tensor, kept: Tensors, by: Numbers, group: Options) -> None:
-        """Make one step in place. `by` holds the scalars, in the parameter's type, ready to be broadcast; `decay` is
+        """Make one step in place. `by` has the scalars in the parameter's type, ready to be broadcast. `decay` is
         missing if it is 0 for all members."""
 
     def alone(self, kept: Tensors, step: torch.Tensor, own: Options) -> dict[str, Any]:
-        """Return the state that one model's optimizer keeps, from the row of a member that has stepped."""
+        """Return the state of an ordinary optimizer for one model, from a member's row in the state tensors."""
         return {STEP: step, **kept}
 
     def steps(self, kept: Options) -> float:
-        """Return the number of steps made, from the state of one model's optimizer."""
+        """Return the number of steps made, from the state of an ordinary optimizer."""
         return float(kept[STEP])
 
 

@@ -1,4 +1,4 @@
-"""1-bit LAMB: an optimizer whose exchange between ranks is its own."""
+"""1-bit LAMB: an optimizer with an exchange of its own between ranks."""
 
 from ones_wrapper.strategies.onebit_lamb.strategy import OneBitLamb
 

@@ -1,12 +1,12 @@
-"""Mean over ranks with error feedback, in one bit an element.
+"""Mean over ranks with error feedback, at one bit an element.
 
-The mean is the compressed all-reduce of 1-bit Adam (arXiv 2102.02888) and 1-bit LAMB (arXiv 2104.06069). Each rank adds
-its error of the last time to its values. It sends the signs of the sum and one scale, the root of the mean square; the
-rest is its new error. Each rank is the server of one chunk. The server averages the chunk over all ranks, and sends the
-average on in the same way, with an error of its own.
+This is the compressed all-reduce of 1-bit Adam (arXiv 2102.02888) and 1-bit LAMB (arXiv 2104.06069). Each rank adds its
+error of the last call to its values. It sends the signs of the sum, and one scale, the root mean square. The difference
+between the sum and what it sent is its new error. Each rank is the server of one chunk of the vector. The server
+averages the chunk over all ranks, and sends the average in the same way, with an error of its own.
 
 Nothing is lost, only delayed. The result plus all new errors (the mean over the ranks, plus the servers') equals the
-mean of the values plus all old errors. So one vector holds all errors, at any number of ranks: `OneBitMean.carried`.
+mean of the values plus all old errors. So one vector can hold all errors, at any number of ranks: `OneBitMean.carried`.
 """
 
 from __future__ import annotations
@@ -17,21 +17,22 @@ import torch
 import torch.distributed as dist
 
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-"""Gather by its new name since torch 2.13, which warns of the old name."""
+"""All-gather into one tensor. torch 2.13 renamed the function, and warns of the old name."""
 
 
 class OneBitMean:
-    """Compressed mean over a process group's ranks, by default all. Methods are collective, except `ranks_changed`."""
+    """Compressed mean over the ranks of a process group (default: all). Methods are collective, except
+    `ranks_changed`."""
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self.group = group
         self._server: torch.Tensor | None = None
-        """Error that this rank, as a server, keeps of its chunk; None for no error."""
+        """Error of this rank as the server of its chunk; None if there is none."""
         self.sent = 0
         """Bytes of payload that this rank has sent."""
 
     def ranks_changed(self) -> None:
-        """Continue with other ranks. The servers' errors are lost, unless `carried` was called before."""
+        """Continue with new ranks. The servers' errors are lost unless `carried` was called before."""
         self._server = None
 
     def __call__(self, values: torch.Tensor, error: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -66,8 +67,9 @@ class OneBitMean:
         return mean, wanted - torch.where(signs, size, -size)
 
     def carried(self, error: torch.Tensor) -> torch.Tensor:
-        """Return all errors as one vector, equal on all ranks: each rank continues with it as its own error, at any
-        number of ranks. The servers then keep no error. Takes one all-reduce of [n]."""
+        """Return all errors as one vector, equal on all ranks: the mean of the ranks' errors, plus the servers'. Each
+        rank continues with it as its own error, at any number of ranks; the servers then have no error. Takes one
+        all-reduce of [n]."""
         world = dist.get_world_size(self.group)
         found = error / world
         if world > 1:
@@ -80,13 +82,14 @@ class OneBitMean:
         return found
 
     def _chunk(self, n: int) -> tuple[int, int]:
-        """Return the number of elements in a chunk, a multiple of 8, and in this rank's chunk without padding."""
+        """Return the number of elements in a chunk (a multiple of 8), and the number in this rank's chunk without
+        padding."""
         each = 8 * -(-n // (8 * dist.get_world_size(self.group)))
         return each, min(max(n - dist.get_rank(self.group) * each, 0), each)
 
 
 def sent_bytes(n: int, world: int, element: int = 4) -> int:
-    """Return the bytes that a rank sends for a mean of [n], with elements and scales of `element` bytes."""
+    """Return the bytes that a rank sends for a mean of [n]; scales have `element` bytes."""
     return 2 * (world - 1) * (-(-n // (8 * world)) + element)
 
 

@@ -1,8 +1,8 @@
-"""LAMB (You et al. 2020, arXiv 1904.00962, Algorithm 2) and 1-bit LAMB (Li et al. 2021, arXiv 2104.06069).
+"""1-bit LAMB (Li et al. 2021, arXiv 2104.06069), based on LAMB (You et al. 2020, arXiv 1904.00962, Algorithm 2).
 
-1-bit LAMB warms up as LAMB, on averaged gradients. Then the variance and the trust ratios freeze, and ranks exchange
-one bit an element of their momentum in place of gradients (`onebit`). Each tensor's frozen trust ratio gets a factor.
-The factor follows the variance of the gradients, which are computed from the exchanged momentum.
+In the warm-up it is LAMB on averaged gradients. Then the variance and the trust ratios freeze, and ranks exchange their
+momentum, in one bit an element, in place of gradients (`onebit`). Each tensor's frozen trust ratio is multiplied by a
+factor. The factor follows the variance of gradients that are computed back from the exchanged momentum.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from ones_wrapper.group.flat import flattened, pieces
 from ones_wrapper.strategies.onebit_lamb.onebit import OneBitMean
 
 MEMORY = 0.9
-"""Share of the running mean of trust ratios that stays at each step."""
+"""Weight of the old value in the running mean of trust ratios."""
 FACTOR = (0.5, 4.0)
-"""Least and largest factor of a frozen trust ratio."""
+"""Smallest and largest factor on a frozen trust ratio."""
 CHANGE = 0.1
-"""Largest relative change of a factor in one step."""
+"""Largest relative change of the factor in one step."""
 
 
 class CompressedLamb(RefusesScaler, Lamb):
-    """LAMB without bias correction for `warmup_steps` steps, then 1-bit LAMB. Made by `OneBitLamb.optimizer`.
+    """LAMB without bias correction for `warmup_steps` steps, then 1-bit LAMB. `OneBitLamb.optimizer` returns it.
 
-    State of a parameter: `exp_avg`, `exp_avg_sq` (frozen after the warm-up), `exp_avg_sq_fresh` (its unfrozen value)
-    and `residual` (this rank's error of the compressed momentum). State of its whole tensor: `trust` (running mean of
-    trust ratios), `factor`, and `scale` (which makes tensors alike before they share one scale). While momentum is
-    exchanged, `step` is collective and `.grad` is this rank's own part of the gradient.
+    State of each element of a parameter: `exp_avg`, `exp_avg_sq` (frozen after the warm-up), `exp_avg_sq_fresh` (the
+    same, not frozen) and `residual` (this rank's error of the compressed momentum). State of the whole tensor: `trust`
+    (running mean of trust ratios), `factor`, and `scale` (which makes tensors equally large before they share one
+    scale). While momentum is exchanged, `step` is collective, and `.grad` is this rank's own part of the gradient.
     """
 
     scaler_refused = (
@@ -41,13 +41,13 @@ class CompressedLamb(RefusesScaler, Lamb):
     )
 
     def __init__(self, params: Any, mean: OneBitMean, *, lr: float, warmup_steps: int, **numbers: Any) -> None:
-        """`numbers` are those of `Lamb`. Raises ValueError for numbers outside their ranges, and for parameters that
-        are sharded or narrower than 32 bits."""
+        """`numbers` are further arguments of `Lamb`. Raises ValueError for a number outside its range, and for
+        parameters that are sharded or have less than 32 bits."""
         if "betas" in numbers and not numbers["betas"][0]:
             raise ValueError(f"onebit_lamb: betas={numbers['betas']}: the first must be above 0")
         self._mean, self._warmup_steps = mean, warmup_steps
         self._untrained: set[torch.Tensor] | None = None
-        """Parameters that had no gradient in the warm-up; None until they are determined."""
+        """Parameters that had no gradient in the warm-up; None until the first exchange of momentum finds them."""
         super().__init__(params, lr, **numbers)
         for group in (self.defaults, *self.param_groups):
             group.update({"warmed": 0, "frozen": False, "batch": 0})
@@ -64,17 +64,17 @@ class CompressedLamb(RefusesScaler, Lamb):
 
     @property
     def frozen(self) -> bool:
-        """True if the warm-up is over: momentum is exchanged, in one bit an element."""
+        """True after the warm-up: momentum is exchanged, in one bit an element."""
         return bool(self.param_groups[0]["frozen"])
 
     @property
     def batch(self) -> int:
-        """Global batch of the warm-up; 0 before its first step."""
+        """Global batch in the warm-up; 0 before the first step."""
         return int(self.param_groups[0]["batch"])
 
     @property
     def elements(self) -> int:
-        """Number of elements that are exchanged at a step."""
+        """Number of elements that are exchanged in a step."""
         return sum(p.numel() for group in self.param_groups for p in group["params"] if p.requires_grad)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -84,8 +84,8 @@ class CompressedLamb(RefusesScaler, Lamb):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Make one step. Collective once the warm-up is over. Raises ValueError for a closure, and for a parameter that
-        gets its first gradient after the warm-up."""
+        """Make one step; collective after the warm-up. Raises ValueError for a closure, and if a parameter gets its
+        first gradient after the warm-up."""
         if closure is not None:
             raise ValueError(
                 "onebit_lamb: a closure is not taken; call loss.backward() yourself, then optimizer.step()"
@@ -107,7 +107,8 @@ class CompressedLamb(RefusesScaler, Lamb):
             self._freeze()
 
     def settle(self) -> None:
-        """Merge the ranks' residuals into one, equal on all ranks, before state is written or sent. Collective."""
+        """Replace the ranks' residuals by one that is equal on all ranks (`OneBitMean.carried`), before the state is
+        saved or sent. Collective."""
         trained = list(self._trained())
         if not self.frozen or not trained:
             return
@@ -116,7 +117,7 @@ class CompressedLamb(RefusesScaler, Lamb):
             torch.mul(part, state["exp_avg_sq"] > 0, out=state["residual"])
 
     def restart(self, batch: int) -> None:
-        """Begin the warm-up again at this global batch: the variance is unfrozen, and the residual is added to the
+        """Begin a new warm-up at this global batch: the variance is no longer frozen, and the residual is added to the
         momentum. Collective."""
         self.settle()
         for group, _, state in self._trained() if self.frozen else ():
@@ -130,7 +131,7 @@ class CompressedLamb(RefusesScaler, Lamb):
             group[key] = value
 
     def _trained(self) -> Iterator[tuple[dict[str, Any], torch.Tensor, dict[str, Any]]]:
-        """Yield group, parameter and state of all exchanged parameters, in the same order on all ranks."""
+        """Yield (group, parameter, state) of all exchanged parameters, in the same order on all ranks."""
         for group in self.param_groups:
             for p in group["params"]:
                 if self.state.get(p):

@@ -1,4 +1,4 @@
-"""1-bit LAMB as a strategy: its optimizer, its exchange, and its two phases as limits for the scheduler."""
+"""1-bit LAMB as a strategy: optimizer, gradient exchange, and the limits in its two phases for the companion."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from ones_wrapper.strategy import Strategy
 
 
 class OneBitExchange(DdpExchange):
-    """Exchange that averages gradients over samples, as DDP does, until the optimizer exchanges momentum. Then each
-    rank keeps its own gradient, scaled so that the plain mean over ranks is the mean over the step's samples."""
+    """Exchange that averages gradients over samples, as DDP does, until the optimizer exchanges momentum. From then on
+    each rank keeps its own gradient, scaled so that the mean over ranks is the mean over the step's samples."""
 
     def __init__(self, group: Group, noise: NoiseScale | None, made: Callable[[], CompressedLamb | None]) -> None:
-        """`made` returns the optimizer, None before it is made."""
+        """`made` returns the optimizer; None before the script has made it."""
         super().__init__(group, noise)
         self._made = made
 
@@ -60,7 +60,7 @@ class OneBitExchange(DdpExchange):
 
 
 class OneBitLamb(Strategy):
-    """Data parallelism that sends one bit for each parameter and step, after a warm-up by plain LAMB:
+    """Data parallelism that sends about one bit for each parameter in a step, after a warm-up with plain LAMB:
 
         lamb = OneBitLamb(warmup_steps=200)
         job = ones.init(batch=64, strategy=lamb)
@@ -68,14 +68,15 @@ class OneBitLamb(Strategy):
         optimizer = lamb.optimizer(model.parameters(), lr=0.005, weight_decay=0.01)
 
     After the warm-up the global batch must not change, and `.grad` is this rank's own part of the gradient. If the
-    batch changes all the same, at a requeue or since fewer GPUs hold less, the warm-up begins again.
+    batch does change, by a requeue or because fewer GPUs hold less, a new warm-up begins.
     """
 
     name = "onebit_lamb"
     hot = True
 
     def __init__(self, warmup_steps: int) -> None:
-        """`warmup_steps` is the number of warm-up steps: 15 to 25 % of all steps. Raises ValueError below 1."""
+        """`warmup_steps` is the number of warm-up steps; 15 to 25 % of all steps are usual. Raises ValueError below
+        1."""
         if warmup_steps < 1:
             raise ValueError(f"onebit_lamb: warmup_steps={warmup_steps} must be 1 or more; 15 to 25 % of all steps fit")
         self._warmup_steps = warmup_steps
@@ -83,11 +84,12 @@ class OneBitLamb(Strategy):
         self._group: Group | None = None
         self._made: CompressedLamb | None = None
         self._told: bool | None = None
-        """True if the last limits were made for frozen variance; None if the model was unknown."""
+        """True if the last reported limits are those after the warm-up, False if those of the warm-up; None before the
+        first."""
 
     def optimizer(self, params: Any, **options: Any) -> CompressedLamb:
-        """Return the optimizer of all parameters that the job trains; `options` are `lr`, `betas`, `eps` and
-        `weight_decay`, as of `CompressedLamb`. Call this once."""
+        """Return the optimizer of all parameters that the job trains. `options` are `lr`, `betas`, `eps` and
+        `weight_decay`. Call this once."""
         if self._made is not None:
             raise ValueError("onebit_lamb: a job has one optimizer; give it the parameters of all models as groups")
         self._made = CompressedLamb(params, self._mean, warmup_steps=self._warmup_steps, **options)
@@ -111,13 +113,15 @@ class OneBitLamb(Strategy):
         )
 
     def _sizes(self, most_gpus: int) -> tuple[SizeLimits, ...]:
-        """Return the limits, with the bytes sent, for each number of GPUs; empty before the model is known."""
+        """Return the limits, with the bytes sent, for each number of GPUs; empty before the script has made the
+        optimizer."""
         sizes = range(1, most_gpus + 1) if self._made is not None else ()
         rows = (SizeLimits(gpus, gpus, data_bytes=self.sent_bytes(gpus)) for gpus in sizes)
         return rows_within(rows, any_number=True)
 
     def sent_bytes(self, world: int) -> int:
-        """Return the bytes that a rank sends in a step of this phase: gradients in 32 bits, or momentum in one."""
+        """Return the bytes that a rank sends in a step of the present phase: gradients in 32 bits, or momentum in one
+        bit."""
         elements = self._made.elements if self._made is not None else 0
         return sent_bytes(elements, world) if self.batch_fixed() else 2 * (world - 1) * 4 * elements // world
 

@@ -1,8 +1,8 @@
-"""Memory and network traffic of a transformer on a q × q mesh: formulas, without torch.
+"""Memory and network traffic of a transformer on a q × q mesh, as formulas. Imports no torch.
 
-All results are numbers of elements; H is hidden, L length, V vocabulary, n layers. The products' part is that of Xu et
-al. 2021 (arXiv 2104.05343): in a forward pass each rank sends (q − 1)/q² of every product's two matrices, backward
-twice as much.
+All results are numbers of elements. In formulas H is the hidden size, L the length, V the vocabulary, n the number of
+layers. The traffic of matrix products is that of Xu et al. 2021 (arXiv 2104.05343). In a forward pass each rank sends
+(q − 1)/q² of both matrices of every product, and twice as much in the backward pass.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from fractions import Fraction
 @dataclass(frozen=True)
 class MeshTransformer:
     """Sizes of a language model of `TransformerBlock`s, with an embedding, positions, a last norm and an output layer.
-    If `layers` or `length` is 0, the size is unknown, and so are all costs."""
+    If `layers` or `length` is 0 (unknown), all costs are unknown."""
 
     hidden: int
     heads: int
@@ -29,45 +29,47 @@ class MeshTransformer:
 
     @property
     def matrices(self) -> int:
-        """Elements of the parameters that are split over all ranks of a mesh."""
+        """Elements of the parameters that are split over all ranks of the mesh."""
         return 12 * self.layers * self.hidden**2 + 2 * self.vocab * self.hidden
 
     @property
     def vectors(self) -> int:
-        """Elements of the parameters that are split only over the columns: biases, norms, positions."""
+        """Elements of the parameters that are split over the columns only: biases, norms, positions."""
         return self.layers * 13 * self.hidden + (2 + self.length) * self.hidden + self.vocab
 
     def fixed(self, q: int) -> Fraction:
-        """Elements that a rank holds whatever its samples: parameters, gradients and two moments."""
+        """Elements on a rank that do not depend on its samples: parameters, gradients and two moments."""
         return 4 * self._held(q)
 
     def _held(self, q: int) -> Fraction:
         return Fraction(self.matrices, q * q) + Fraction(self.vectors, q)
 
     def saved(self, q: int) -> Fraction:
-        """Elements of a sample of the replica that a rank keeps from the blocks' forward pass for the backward pass:
-        1/q² of the dense model's. Only one number of each norm is kept by all ranks of a row."""
+        """Elements that a rank keeps from the forward pass of all blocks for the backward pass, for each sample of its
+        replica. This is 1/q² of the dense model's, except for two numbers per token and block, which are split over the
+        rows only."""
         block = Fraction(16 * self.length * self.hidden + self.length * self.heads, q * q)
         return self.layers * (block + Fraction(2 * self.length, q))
 
     def sample(self, q: int) -> Fraction:
-        """Elements of a sample of the replica that a rank holds at the peak, when the backward pass begins. They come
-        from the blocks, the last norm, the output layer, and the logits or the widest activation, with their gradient.
-        The loss adds about eight numbers a token."""
+        """Elements on a rank for each sample of its replica at the peak, when the backward pass begins. They are those
+        of the blocks, the last norm and the output layer. Added are the logits, or a larger activation, with the
+        gradient, and about eight numbers per token for the loss."""
         ends = self.length * (2 * self.hidden + 2 * max(4 * self.hidden, self.vocab))
         return self.saved(q) + Fraction(ends, q * q) + Fraction(8 * self.length, q)
 
     def sample_wire(self, q: int) -> Fraction:
-        """Elements that a rank sends in its mesh in a forward and backward pass, for a sample of its replica."""
+        """Elements that a rank sends within its mesh in a forward and backward pass, for each sample of its replica."""
         products = Fraction(3 * (7 * self.layers + 1) * self.length * self.hidden * (q - 1), q * q)
         numbers = 4 * (2 * self.layers + 1) + 3  # of a token: two sums of each norm and way, three of the loss
         return products + Fraction(2 * (q - 1) * numbers * self.length, q * q)
 
     def pass_wire(self, q: int) -> Fraction:
-        """Elements of parameters that a rank sends in its mesh in a forward and backward pass, whatever its samples."""
+        """Elements of parameters that a rank sends within its mesh in a forward and backward pass; independent of its
+        samples."""
         matrices = 3 * (12 * self.layers * self.hidden**2 + self.vocab * self.hidden) + 2 * self.vocab * self.hidden
         return Fraction(matrices * (q - 1), q * q) + Fraction(2 * (q - 1) * self.vectors, q * q)
 
     def data_wire(self, q: int, replicas: int) -> Fraction:
-        """Elements that a rank sends to other replicas in a step: its blocks' all-reduce in a ring."""
+        """Elements that a rank sends to other replicas in a step, in a ring all-reduce of its blocks."""
         return Fraction(2 * (replicas - 1), replicas) * self._held(q)

@@ -1,9 +1,10 @@
-"""Gradient exchange between replicas of a mesh: each rank sums its blocks over the ranks that hold the same blocks.
+"""Gradient exchange between replicas that are meshes: each rank all-reduces its blocks over the ranks with the same
+blocks.
 
-Within a replica the products have already summed the gradients. So each rank has the gradient of its blocks for the
-mean over the replica's local batch. Each pass's gradient is weighted by the pass's share of the step's samples before
-it is added (see gradients/exchange.py). Only a sum over the replicas is left. This sum is sent in buckets, the last
-parameters first, during the backward pass (Li et al., VLDB 2020, §3.2).
+Within a replica the matrix products have already summed the gradients. So each rank has its blocks of the gradient for
+the mean over the replica's local batch. The gradient of each pass is multiplied by the pass's share of the step's
+samples before it is added (gradients/exchange.py). Then only the sum over the replicas is missing. It is sent in
+buckets during the backward pass, the last parameters first (Li et al., VLDB 2020, §3.2).
 """
 
 from __future__ import annotations
@@ -29,19 +30,20 @@ BUCKET_MB = 25.0
 
 
 class MeshExchange(Exchange):
-    """Exchange for models whose parameters are blocks on a mesh. Passes are collective over a replica."""
+    """The exchange of a model whose parameters are blocks on a mesh. Passes are collective over a replica."""
 
     def __init__(self, group: Group, mesh: Mesh) -> None:
         super().__init__(group, None)
         self._mesh = mesh
         self._buckets: list[_Bucket] = []
         self._begun = self._over = False
-        """True if the last pass's backward has begun, and if the step's gradients are ready."""
+        """`_begun`: True once backward of the last pass has begun. `_over`: True once the step's gradients are
+        complete."""
         self._started = 0
-        """Number of buckets whose sum is under way; all ranks start buckets in the same order."""
+        """Number of buckets whose all-reduce has started. All ranks start the buckets in the same order."""
 
     def wrap(self, model: torch.nn.Module, *, bucket_mb: float = BUCKET_MB, **options: Any) -> torch.nn.Module:
-        """Return the model itself; all replicas take the first replica's parameters."""
+        """Return the model itself; all replicas get the first replica's parameters."""
         self._first(model)
         if options:
             raise ValueError(f"optimus2d: {', '.join(sorted(options))} cannot be given to job.ddp; bucket_mb can")
@@ -65,7 +67,7 @@ class MeshExchange(Exchange):
 
     @torch.no_grad()
     def _take_first(self, model: torch.nn.Module) -> None:
-        """Broadcast the first replica's parameters, since ranks may have drawn different parameters."""
+        """Broadcast the first replica's parameters, since replicas may have drawn different ones."""
         mesh = self._mesh
         for parameter in model.parameters():
             if mesh.replicas > 1:
@@ -84,14 +86,15 @@ class MeshExchange(Exchange):
                 self._finish_all()  # a script that makes no step here must not leave messages under way
 
     def _weigh(self, gradient: torch.Tensor) -> torch.Tensor:
-        """Weight the mean over the pass's samples by their share of the step's samples."""
+        """Return the mean gradient of a pass, multiplied by the pass's share of the step's samples."""
         if self.trying:
             return gradient
         part = self._now()
         return scaled(gradient, part.samples, part.share.total)
 
     def _arrive(self, bucket: _Bucket, parameter: torch.nn.Parameter) -> None:
-        """Count a parameter whose gradient the backward pass has computed, and start the sums of complete buckets."""
+        """Hook after backward has computed a parameter's gradient: start the all-reduce of buckets that are
+        complete."""
         if self.trying or not self._now().last:
             return
         if self._over or not bucket.missing:
@@ -132,19 +135,19 @@ class _Bucket:
     def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         self.parameters = parameters
         self.missing = len(parameters)
-        """Number of parameters that have no gradient of the present pass yet."""
+        """Number of parameters without a gradient in the present pass so far."""
         self.flat = torch.empty(0)
         self.work: Any = None
 
     @torch.no_grad()
     def fill(self) -> None:
-        """Collect the gradients; zeros for parameters without a gradient on this replica."""
+        """Collect the gradients in one vector, with zeros for parameters that have none on this replica."""
         self.flat = flattened([torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters])
 
     @torch.no_grad()
     def hand_out(self) -> None:
-        """Copy the sums to the parameters' gradients, and drop the message. All replicas use the same parameters, so a
-        parameter without a gradient here has none anywhere."""
+        """Copy the sums to the parameters' gradients, and drop the vector. All replicas use the same parameters, so
+        that a parameter without a gradient here has none on any replica."""
         for parameter, piece in zip(self.parameters, pieces(self.flat, self.parameters), strict=True):
             if parameter.grad is not None:
                 local(parameter.grad).copy_(piece)

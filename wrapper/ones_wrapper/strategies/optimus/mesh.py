@@ -1,7 +1,7 @@
-"""Mesh of q × q ranks that holds one replica, and the collectives of its rows and columns.
+"""Mesh of q × q ranks with one replica, and the collectives of its rows and columns.
 
-Rank r of a replica is in row r // q and column r % q. The replica's local batch is split over the rows, the hidden
-dimension over the columns: rank (i, j) holds the samples of row i and the features of column j.
+Rank r of a replica is in row r // q and column r % q. Rows split the samples of the replica's local batch, columns the
+hidden dimension. So rank (i, j) has the samples of row i and the features of column j.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ MATRIX = (Shard(1), Shard(0))
 TABLE = (Shard(0), Shard(1))
 """Placement of embeddings [vocabulary, hidden]: rows of the mesh split the vocabulary, columns the hidden dimension."""
 FEATURES = (Replicate(), Shard(-1))
-"""Placement of tensors that are equal for all samples and have the hidden dimension last, such as a bias."""
+"""Placement of tensors that are equal for all samples and have the hidden dimension as their last, such as a bias."""
 
 
 class Mesh:
-    """This rank's place in its mesh, and its process groups. Methods are collective over the row or column in their
-    name; in a mesh of one rank they send nothing."""
+    """Position of this rank in its mesh, and its process groups. A method is collective over the row or column in its
+    name; in a mesh of one rank it sends nothing."""
 
     def __init__(self, q: int, device: torch.device) -> None:
-        """Create the groups of all meshes. Collective. Raises ValueError if q² does not divide the ranks."""
+        """Create the groups of all meshes. Collective. Raises ValueError if the number of ranks is no multiple of
+        q²."""
         world = dist.get_world_size()
         if world % (q * q):
             raise ValueError(f"a mesh of {q} × {q} ranks does not divide {world} ranks")
@@ -35,7 +36,7 @@ class Mesh:
         self.replicas = world // (q * q)
         self.replica, self.row, self.column = (int(place) for place in whole.get_coordinate() or ())
         self.across = whole.get_group("replicas")
-        """Group of the ranks that hold the same blocks in all replicas."""
+        """Group of the ranks in all replicas that have the same blocks."""
         # Along the dimension "columns" lie the ranks of one row.
         self.in_row, self.in_column = whole.get_group("columns"), whole.get_group("rows")
         self.ranks = whole["rows", "columns"]
@@ -43,8 +44,8 @@ class Mesh:
         """Ranks of this replica, for DTensor."""
 
     def cut(self, whole: torch.Tensor, placements: tuple[Placement, ...]) -> torch.nn.Parameter:
-        """Return this rank's block of a tensor, as a parameter; every rank has the whole tensor. Sends nothing. Raises
-        ValueError if q does not divide a split dimension."""
+        """Return this rank's block of a tensor as a parameter. Every rank has the whole tensor, so that nothing is
+        sent. Raises ValueError if a dimension to be split is no multiple of q."""
         block = whole.detach()
         for place, placement in zip((self.row, self.column), placements, strict=True):
             if isinstance(placement, Shard):
@@ -57,25 +58,25 @@ class Mesh:
         return torch.nn.Parameter(DTensor.from_local(block, self.ranks, placements, run_check=False))
 
     def sum_in_row(self, values: torch.Tensor, operation: Any = dist.ReduceOp.SUM) -> torch.Tensor:
-        """Return the sum over the row, or the maximum, in place."""
+        """Set `values` to their sum (or maximum, by `operation`) over the row, and return them."""
         if self.q > 1 and values.numel():
             dist.all_reduce(values, operation, group=self.in_row)
         return values
 
     def sum_in_column(self, values: torch.Tensor) -> torch.Tensor:
-        """Return the sum over the column, in place."""
+        """Set `values` to their sum over the column, and return them."""
         if self.q > 1:
             dist.all_reduce(values, group=self.in_column)
         return values
 
     def rows(self, batch: torch.Tensor) -> torch.Tensor:
-        """Return this mesh row's samples of the replica's local batch [samples, …]: they differ in number by one at
-        most."""
+        """Return the samples of this rank's row from the replica's local batch [samples, …]. Rows differ by at most one
+        sample."""
         return batch.tensor_split(self.q)[self.row]
 
     @torch.no_grad()
     def whole(self, block: torch.Tensor) -> torch.Tensor:
-        """Return the whole tensor [samples, …, features] from its blocks, on every rank: no gradient flows back."""
+        """Return the whole tensor [samples, …, features] on every rank, from its blocks. It has no gradient."""
         if self.q == 1:
             return block.detach()
         block = block.contiguous()
@@ -95,7 +96,7 @@ class Mesh:
 
 def features(parameter: torch.Tensor, mesh: Mesh) -> torch.Tensor:
     """Return this column's features of a parameter placed as `FEATURES`. Its gradient is summed over the rows, so that
-    each row's copy gets the same gradient."""
+    all copies get the same gradient."""
     assert isinstance(parameter, DTensor)
     found = parameter.to_local()
     if found.requires_grad:

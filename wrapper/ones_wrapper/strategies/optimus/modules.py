@@ -1,9 +1,9 @@
 """Layers and loss of a transformer on a q × q mesh (Xu et al. 2021, arXiv 2104.05343).
 
-Each layer takes and returns blocks: rank (i, j) has [samples of row i, length, hidden / q] of activations [samples,
-length, hidden]. Each layer draws its whole parameters as torch's dense layer does, from the default generator, and
+Each layer takes and returns blocks: of activations [samples, length, hidden], rank (i, j) has [samples of row i,
+length, hidden / q]. Each layer draws its whole parameters from the default generator, as torch's dense layer does, and
 keeps its block. With one seed on all ranks the model equals the dense model on any mesh. The parameters are DTensors
-with the dense layer's names and whole shapes. So a checkpoint loads on any mesh, and into the dense model.
+with the names and whole shapes of the dense layer. So a checkpoint loads on any mesh, and into the dense model.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ class LayerNorm(nn.Module):
 
 
 class _Normal(torch.autograd.Function):
-    """Normalisation x̂ = (x − mean) / √(variance + eps), where each row of the mesh has the features of a sample."""
+    """Normalisation x̂ = (x − mean) / √(variance + eps), where the features of a sample are split over a row of the
+    mesh."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, size: int, eps: float, mesh: Mesh) -> torch.Tensor:
@@ -76,7 +77,7 @@ class _Normal(torch.autograd.Function):
 
 class Embedding(nn.Module):
     """`torch.nn.Embedding` on a mesh, from token numbers [samples of the row, …] to blocks […, size / q]. The rows of
-    the mesh split the vocabulary, and each row's part of the table is sent down the columns."""
+    the mesh split the vocabulary; each row's part of the table is sent along the columns."""
 
     def __init__(self, mesh: Mesh, count: int, size: int) -> None:
         super().__init__()
@@ -88,14 +89,15 @@ class Embedding(nn.Module):
         return found
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the product with the table's transpose, for a model whose output layer is its embedding, from blocks
-        [samples, …, size / q] to blocks […, count / q]."""
+        """Return the product with the transposed table, from blocks [samples, …, size / q] to blocks […, count / q]. It
+        is for a model whose output layer shares the embedding's weights."""
         product = summa.product(x.flatten(0, -2), local(self.weight), self.mesh, transposed=True)
         return product.view(*x.shape[:-1], product.shape[-1])
 
 
 class _Lookup(torch.autograd.Function):
-    """Product of one-hot rows with a table, without the one-hot matrix. Indexing by flags would wait for the GPU."""
+    """Product of one-hot rows with a table, computed without the one-hot matrix. Indexing by a boolean mask would wait
+    for the GPU."""
 
     @staticmethod
     def forward(ctx: Any, table: torch.Tensor, tokens: torch.Tensor, mesh: Mesh) -> torch.Tensor:
@@ -120,7 +122,8 @@ class _Lookup(torch.autograd.Function):
 
 
 class Positions(nn.Module):
-    """Learned positions, added to blocks [samples, length, size / q], drawn as `torch.nn.Embedding(length, size)`."""
+    """Learned positions that are added to blocks [samples, length, size / q]; drawn as those of
+    `torch.nn.Embedding(length, size)`."""
 
     def __init__(self, mesh: Mesh, length: int, size: int) -> None:
         super().__init__()
@@ -132,9 +135,10 @@ class Positions(nn.Module):
 
 
 class Attention(nn.Module):
-    """Self-attention on blocks [samples, length, hidden / q]; a rank has its row's samples and heads / q whole heads.
+    """Self-attention on blocks [samples, length, hidden / q]. A rank has the samples of its row, and heads / q whole
+    heads.
 
-    The outputs of `packed`, `torch.nn.Linear(hidden, 3 * hidden)`, are ordered by head: its query, its key, its value.
+    The outputs of `packed`, `torch.nn.Linear(hidden, 3 * hidden)`, are ordered by head: query, key and value of each.
     """
 
     def __init__(self, mesh: Mesh, hidden: int, heads: int, causal: bool = True) -> None:
@@ -153,7 +157,7 @@ class Attention(nn.Module):
 
 
 class Mlp(nn.Module):
-    """Two linear layers on blocks […, hidden / q], with a GELU between them and 4 times as many features there."""
+    """Two linear layers on blocks […, hidden / q], with a GELU and 4 × hidden features between them."""
 
     def __init__(self, mesh: Mesh, hidden: int) -> None:
         super().__init__()
@@ -166,7 +170,7 @@ class Mlp(nn.Module):
 
 
 class TransformerBlock(nn.Module):
-    """A transformer block with the norms first: x + attention(norm(x)), then x + MLP(norm(x))."""
+    """Transformer block with norms before attention and MLP: x + attention(norm(x)), then x + MLP(norm(x))."""
 
     def __init__(self, mesh: Mesh, hidden: int, heads: int, causal: bool = True) -> None:
         super().__init__()
@@ -182,15 +186,15 @@ class TransformerBlock(nn.Module):
 
 
 IGNORED = -100
-"""Target of tokens that the loss ignores, as in torch."""
+"""Target of tokens that do not count in the loss, as in torch."""
 
 
 def cross_entropy(logits: torch.Tensor, targets: torch.Tensor, mesh: Mesh) -> torch.Tensor:
-    """Return the mean over the tokens of the replica's local batch, equal on all of its ranks.
+    """Return the mean over the tokens of the replica's local batch, equal on all ranks of the replica.
 
-    `logits` are blocks [samples of the row, …, vocabulary / q], `targets` token numbers [samples of the row, …]. No
-    rank has the whole vocabulary: the row's ranks exchange three numbers a token. Collective, except for the backward
-    pass.
+    `logits` are blocks [samples of the row, …, vocabulary / q], `targets` are token numbers [samples of the row, …]. No
+    rank gets the whole vocabulary: the ranks of a row exchange three numbers per token. The forward pass is collective,
+    the backward pass is not.
     """
     wide = logits.flatten(0, -2).to(torch.promote_types(logits.dtype, torch.float32))  # as torch's under autocast
     loss: torch.Tensor = _CrossEntropy.apply(wide, targets.flatten(), mesh)  # type: ignore[no-untyped-call]

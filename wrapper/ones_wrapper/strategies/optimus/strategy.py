@@ -1,4 +1,4 @@
-"""Optimus-2D as a strategy: the meshes that a number of GPUs makes, and the layers of a script's model."""
+"""Optimus-2D as a strategy: the meshes for a number of GPUs, and layers for a script's model."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ class Optimus2D(Strategy):
         memory_bytes: int = 0,
         element_bytes: int = 4,
     ) -> None:
-        """`q` is the side of the mesh, or all sides that may be used. The largest side is used whose square divides the
-        GPUs; with `memory_bytes` of a GPU, the smallest such side that holds the model. `layers` and `length` (tokens
-        of a sample) let the scheduler plan with costs, for numbers of `element_bytes` bytes. Raises ValueError for
-        sizes that q does not divide."""
+        """`q` is the side of the mesh, or a list of sides. Used is the largest side whose square divides the number of
+        GPUs. If `memory_bytes` of a GPU is given, the smallest such side is used that holds the model. With `layers`
+        and `length` (tokens of a sample) the companion knows the costs; `element_bytes` is the size of a number. Raises
+        ValueError if q does not divide a size."""
         sides = (q,) if isinstance(q, int) else tuple(q)
         if not sides or any(type(side) is not int or side < 1 for side in sides):
             raise ValueError(f"optimus2d: q={q!r} is no side of a mesh of q × q ranks; give 1 or more, or several")
@@ -67,7 +67,7 @@ class Optimus2D(Strategy):
         self._mesh: Mesh | None = None
 
     def side(self, world: int) -> int | None:
-        """Return the side of the mesh at a world size; None if the world size cannot be used."""
+        """Return the side of the mesh at this world size; None if the strategy cannot use it."""
         sides = [q for q in self.sides if world % (q * q) == 0 and self._fits(q)]
         if not sides:
             return None
@@ -124,7 +124,7 @@ class Optimus2D(Strategy):
 
     @property
     def mesh(self) -> Mesh:
-        """This rank's place in its mesh. Raises RuntimeError before `init`."""
+        """Position of this rank in its mesh, and the mesh's collectives. Raises RuntimeError before `init`."""
         if self._mesh is None:
             raise RuntimeError("optimus2d: the ranks are not known yet; make the model after ones.init(strategy=…)")
         return self._mesh
@@ -150,13 +150,15 @@ class Optimus2D(Strategy):
         return modules.TransformerBlock(self.mesh, self.costs.hidden, self.costs.heads, causal)
 
     def rows(self, batch: torch.Tensor) -> torch.Tensor:
-        """Return this rank's mesh row of the local batch that `job.loader` gives to all ranks of a replica."""
+        """Return the samples of this rank's row from the local batch, which `job.loader` gives to all ranks of a
+        replica."""
         return self.mesh.rows(batch)
 
     def cross_entropy(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Return the mean over the tokens of the replica's local batch, from blocks of logits and the row's targets."""
+        """Return the mean loss over the tokens of the replica's local batch, from blocks of logits and the row's
+        targets."""
         return modules.cross_entropy(logits, targets, self.mesh)
 
     def whole(self, blocks: torch.Tensor) -> torch.Tensor:
-        """Return the whole tensor from its blocks, on all ranks of the replica; no gradient flows back."""
+        """Return the whole tensor on all ranks of the replica, from its blocks. It has no gradient."""
         return self.mesh.whole(blocks)

@@ -1,14 +1,14 @@
-"""Products of matrices that lie in blocks on a q × q mesh: SUMMA (van de Geijn and Watts, 1997), as Optimus uses it for
-the forward and backward passes of a transformer (Xu et al. 2021, arXiv 2104.05343).
+"""Products of matrices in blocks on a q × q mesh: SUMMA (van de Geijn and Watts, 1997), as in Optimus's forward and
+backward passes of a transformer (Xu et al. 2021, arXiv 2104.05343).
 
-Rank (i, j) holds the blocks A_ij and B_ij, and gets C_ij. Each product takes q rounds; in round l
+Rank (i, j) has the blocks A_ij and B_ij, and gets C_ij. Each product takes q rounds; in round l
 
-- AB:  A_il travels along row i, B_lj down column j;    C_ij += A_il B_lj
-- ABᵀ: B_lj travels down column j;                      C_il = Σ_j A_ij B_ljᵀ, summed along row i
-- AᵀB: A_il travels along row i;                        C_lj = Σ_i A_ilᵀ B_ij, summed down column j
+- AB:  A_il is sent along row i, B_lj along column j;   C_ij += A_il B_lj
+- ABᵀ: B_lj is sent along column j;                     C_il = Σ_j A_ij B_ljᵀ, summed along row i
+- AᵀB: A_il is sent along row i;                        C_lj = Σ_i A_ilᵀ B_ij, summed along column j
 
-No rank ever holds more than a few blocks, 1/q² of a matrix each. The gradient of each product is made of the two other
-products. A's rows may be split unevenly over the mesh: any number of samples fits.
+A rank never has more than a few blocks in memory, each 1/q² of a matrix. The gradient of each product consists of the
+two other products. A's rows may be split unevenly over the mesh, so that any number of samples fits.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from ones_wrapper.strategies.optimus.mesh import Mesh
 
 
 def product(a: torch.Tensor, b: torch.Tensor, mesh: Mesh, transposed: bool = False) -> torch.Tensor:
-    """Return this rank's block [m, n] of C = AB, of a [m, k] and b [k, n]; or of C = ABᵀ, of a `transposed` b [n, k].
-    Collective, as is its backward pass."""
+    """Return this rank's block [m, n] of C = AB, from its blocks a [m, k] and b [k, n]. If `transposed`, return it of C
+    = ABᵀ, with b [n, k]. Forward and backward pass are collective."""
     # Autocast would cast each product's blocks, but neither products in place nor those of the backward pass. Blocks
     # that are cast here travel in half the bytes, too.
     if torch.is_autocast_enabled(a.device.type) and a.dtype != torch.float64:  # as torch's own products
@@ -35,7 +35,7 @@ def product(a: torch.Tensor, b: torch.Tensor, mesh: Mesh, transposed: bool = Fal
 
 
 class _Product(torch.autograd.Function):
-    """Product with b, or with its transpose, whose gradients are also products on the mesh."""
+    """Autograd function of a product with b, or with its transpose. Its gradients are products on the mesh, too."""
 
     @staticmethod
     def forward(ctx: Any, transposed: bool, a: torch.Tensor, b: torch.Tensor, mesh: Mesh) -> torch.Tensor:
@@ -72,8 +72,8 @@ def _atb(a: torch.Tensor, b: torch.Tensor, mesh: Mesh) -> torch.Tensor:
 
 
 def arriving(block: torch.Tensor, group: Any, mine: int, q: int) -> Iterator[torch.Tensor]:
-    """Yield the blocks of a row's or column's ranks, in order, on all of its ranks; `mine` is this rank's place. The
-    next block is sent while the present block is used."""
+    """Yield the blocks of all ranks of a row or column, in order, on each of these ranks. `mine` is this rank's
+    position in it. The next block is sent while the present one is used."""
     if q == 1 or not block.numel():
         for _ in range(q):
             yield block
@@ -94,7 +94,8 @@ def arriving(block: torch.Tensor, group: Any, mine: int, q: int) -> Iterator[tor
 
 
 def summed(terms: Iterator[torch.Tensor], group: Any, mine: int) -> torch.Tensor:
-    """Return the sum over a row or column of each rank's term `mine`. Sums go on while the next term is computed."""
+    """Return the sum, over the ranks of a row or column, of term number `mine`. Each rank yields one term for each of
+    them. A sum is sent while the next term is computed."""
     kept: torch.Tensor | None = None
     under_way: tuple[torch.Tensor, Any] | None = None
     for target, term in enumerate(terms):

@@ -1,1 +1,1 @@
-"""Sequences over a ring of ranks (ring attention)."""
+"""Sequence parallelism over a ring of ranks (ring attention)."""

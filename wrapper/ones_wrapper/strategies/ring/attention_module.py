@@ -11,12 +11,13 @@ from ones_wrapper.strategies.ring.strategy import Ring
 class RingAttention(nn.Module):
     """Self-attention over sequences that are split over a ring, in place of `nn.MultiheadAttention`.
 
-    The parameters have the names, shapes and first values of `nn.MultiheadAttention(width, heads, batch_first=True)`,
-    so each loads the other's checkpoint. The ring determines whether attention is causal.
+    Parameters have the names, shapes and initial values of `nn.MultiheadAttention(width, heads, batch_first=True)`, so
+    that each loads checkpoints of the other. `Ring(causal=...)` sets whether attention is causal.
     """
 
     def __init__(self, ring: Ring, width: int, heads: int, *, dropout: float = 0.0, bias: bool = True) -> None:
-        """`dropout` is the dropped share of probabilities. Raises ValueError if `heads` does not divide `width`."""
+        """`dropout` is the share of attention probabilities that are dropped. Raises ValueError if `width` is no
+        multiple of `heads`."""
         super().__init__()
         if width % heads:
             fitting = [str(n) for n in range(1, width + 1) if width % n == 0][:12]
@@ -30,8 +31,8 @@ class RingAttention(nn.Module):
             nn.init.zeros_(self.out_proj.bias)
 
     def forward(self, x: torch.Tensor, real: torch.Tensor | None = None) -> torch.Tensor:
-        """Return the attention's output for `x`, this rank's tokens; both are (batch, tokens, width). `real`, (batch,
-        length), is False for padding in the whole sequences. Collective over the ring."""
+        """Return the output of attention for `x`, this rank's tokens; both are (batch, tokens, width). `real`, (batch,
+        length), is False for padding tokens of the whole sequences. Collective over the ring."""
         joined = nn.functional.linear(x, self.in_proj_weight, self.in_proj_bias)
         q, k, v = (one.view(*one.shape[:2], self.heads, -1).transpose(1, 2) for one in joined.chunk(3, -1))
         seen = self.ring.attention(q, k, v, real=real, dropout=self.rate if self.training else 0.0)

@@ -1,4 +1,4 @@
-"""Ranks of one replica in a circle: each sends to the next rank and receives from the rank before."""
+"""The ranks of one replica in a circle: each sends to the next rank and receives from the previous one."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import torch
 import torch.distributed as dist
 
 FORWARD, BACK = 0, 1
-"""Tags of messages: blocks that travel to be read, and sums that travel to be completed."""
+"""Message tags: the first for blocks that other ranks read, the second for sums to which other ranks add."""
 
 
 class Circle:
-    """This rank's place among `size` consecutive ranks, beginning with rank `first` of the default group. A circle has
-    no group of its own: the default group changes in a job of blocks, and messages then go to its new ranks."""
+    """Position of this rank among `size` consecutive ranks of the default group, from rank `first` on. A circle has no
+    process group of its own: messages use the default group, which changes in a job of blocks."""
 
     def __init__(self, rank: int = 0, size: int = 1, first: int = 0) -> None:
         self.rank, self.size, self._first = rank, size, first
@@ -22,12 +22,12 @@ class Circle:
         """Bytes of payload that this rank has sent."""
 
     def source(self, step: int) -> int:
-        """Return the rank, within the circle, whose block this rank has after `step` shifts."""
+        """Return the rank (within the circle) whose block this rank has after `step` shifts."""
         return (self.rank - step) % self.size
 
     def shift(self, tensor: torch.Tensor, tag: int = FORWARD) -> Callable[[], torch.Tensor]:
-        """Begin to send `tensor` to the next rank; return a function that awaits the previous rank's tensor. `tensor`
-        must be contiguous, and stay unchanged until that function has returned. Collective over the circle."""
+        """Start sending `tensor` to the next rank. Return a function that waits for the previous rank's tensor and
+        returns it. `tensor` must be contiguous, and must not change until then. Collective over the circle."""
         arriving = torch.empty_like(tensor)
         following = self._first + (self.rank + 1) % self.size
         before = self._first + (self.rank - 1) % self.size
@@ -41,7 +41,8 @@ class Circle:
         return partial(_arrived, works, arriving, tensor)
 
     def around(self, mine: torch.Tensor) -> Iterator[torch.Tensor]:
-        """Yield the blocks of all ranks, this rank's first, while the next block is under way. Collective."""
+        """Yield the blocks of all ranks, this rank's first. The next block is sent meanwhile. Collective over the
+        circle."""
         here = mine.contiguous()
         for step in range(self.size):
             coming = self.shift(here) if step < self.size - 1 else None
@@ -50,10 +51,11 @@ class Circle:
                 here = coming()
 
     def sum_to_owners(self, part: Callable[[int], torch.Tensor]) -> torch.Tensor:
-        """Return the sum over all ranks of their `part(this rank)`; `part(owner)` is this rank's part for an owner.
+        """Return the sum of `part(this rank)` over all ranks. `part(owner)` returns this rank's part of the sum for
+        `owner`.
 
-        The sum for an owner begins at the rank after the owner and ends with the owner, so each rank sends `size - 1`
-        parts. The tensor that `part` returns is overwritten. Collective over the circle.
+        Each sum begins at the rank after its owner, goes around the circle, and ends at its owner, so that each rank
+        sends `size - 1` parts. Tensors that `part` returns are overwritten. Collective over the circle.
         """
         total = part(self.source(1))
         for step in range(2, self.size + 1):
@@ -64,7 +66,7 @@ class Circle:
 
 
 def _arrived(works: Sequence[dist.Work], arriving: torch.Tensor, sent: torch.Tensor) -> torch.Tensor:
-    """Wait for the previous rank's tensor and return it; until then `sent` must stay referenced."""
+    """Wait for the previous rank's tensor and return it. The argument `sent` keeps the sent tensor alive until then."""
     for work in works:
         work.wait()
     return arriving

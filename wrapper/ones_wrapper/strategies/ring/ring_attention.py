@@ -1,8 +1,8 @@
 """Exact attention over sequences that are split over a circle of ranks, by blocks and with an online softmax.
 
-Ring Attention (Liu, Zaharia and Abbeel, 2310.01889) with the causal balance known as zig-zag. Keys and values travel
-around the circle. Each rank keeps its queries, its output and one logsumexp a query, and computes the scores again in
-the backward pass. No tensor of a whole sequence's length squared is ever kept.
+This is Ring Attention (Liu, Zaharia and Abbeel, 2310.01889) with the balanced causal order known as zig-zag. Keys and
+values are sent around the circle. Each rank keeps its queries, its output and one logsumexp per query, and computes the
+scores again in the backward pass. So no tensor of size length² is kept.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from ones_wrapper.strategies.ring.tile import Above, Dropout, Place
 
 @dataclass(frozen=True)
 class Arrangement:
-    """Distribution of the sequences' tokens over the ranks of a circle."""
+    """Distribution of a sequence's tokens over the ranks of a circle."""
 
     circle: Circle
     length: int
     causal: bool = False
-    """True if a token attends only to itself and earlier tokens. Each rank then holds an early and a late piece of the
-    sequence (numbers n and 2N - 1 - n of 2N), for equal work; else one piece."""
+    """True if a token attends only to itself and earlier tokens. Rank n of N then has pieces n and 2N − 1 − n of 2N, an
+    early and a late one, so that all ranks have equal work. If False, rank n has piece n of N."""
 
     def __post_init__(self) -> None:
         size, pieces = self.circle.size, self.circle.size * (2 if self.causal else 1)
@@ -41,11 +41,12 @@ class Arrangement:
 
     @property
     def tokens(self) -> int:
-        """Tokens of a sequence on each rank."""
+        """Number of tokens of a sequence on each rank."""
         return self.length // self.circle.size
 
     def positions(self, rank: int, device: torch.device | None = None) -> torch.Tensor:
-        """Return the positions of a rank's tokens in the whole sequence, in the rank's order, (tokens,)."""
+        """Return the positions of a rank's tokens in the whole sequence, (tokens,), in the order in which the rank has
+        them."""
         if not self.causal:
             return torch.arange(rank * self.tokens, (rank + 1) * self.tokens, device=device)
         half, last = self.tokens // 2, 2 * self.circle.size - 1 - rank
@@ -53,10 +54,11 @@ class Arrangement:
         return torch.cat((early, torch.arange(last * half, (last + 1) * half, device=device)))
 
     def meeting(self, source: int) -> tuple[slice, slice, bool]:
-        """Return slices of this rank's queries and rank `source`'s keys that interact, and if a causal mask applies.
+        """Return which of this rank's queries attend to which of rank `source`'s keys, as two slices, and True if a
+        causal mask is needed.
 
-        If causal, either all queries attend to the early half of another rank's keys, or the late queries attend to all
-        of them. So two ranks cost half the work of a whole block.
+        For causal attention between different ranks, either all queries attend to the early half of the keys, or the
+        late queries to all keys. So the work is half that of a whole block.
         """
         rank, everything = self.circle.rank, slice(0, self.tokens)
         if not self.causal or source == rank:
@@ -67,13 +69,13 @@ class Arrangement:
 
 
 def padded_length(length: int, size: int, causal: bool) -> int:
-    """Return the least multiple of the pieces of `size` ranks that is not below `length` tokens."""
+    """Return the smallest length from `length` tokens on that can be split over `size` ranks."""
     pieces = size * (2 if causal else 1)
     return -(-length // pieces) * pieces
 
 
 def fits(length: int, size: int, causal: bool) -> bool:
-    """Tell whether sequences of `length` tokens split over `size` ranks."""
+    """Return True if sequences of `length` tokens can be split over `size` ranks."""
     return length % (size * (2 if causal else 1)) == 0
 
 
@@ -93,15 +95,15 @@ def ring_attention(
     scale: float | None = None,
     function: type[torch.autograd.Function] | None = None,
 ) -> torch.Tensor:
-    """Return the softmax attention of this rank's queries to all keys of the sequences; collective over the circle.
+    """Return the softmax attention of this rank's queries to all keys of the sequences. Collective over the circle.
 
-    `q`, `k` and `v` are this rank's tokens, (batch, heads, tokens, width); so is the result, whose memory is in the
-    order (batch, tokens, heads, width). `real`, (batch, length) in natural order and equal on all ranks, is False for
-    padding in the whole sequences. A query without visible keys gets 0. `scale` is 1/√width by default. The gradients
-    are those of dense attention, not divided by the number of ranks. Autocast changes the type as of torch's attention.
-    `function` replaces the computation by blocks in a ring.
+    `q`, `k` and `v` are this rank's tokens, (batch, heads, tokens, width). The result has the same shape, in the memory
+    order (batch, tokens, heads, width). `real`, (batch, length), is False for padding tokens of the whole sequences,
+    and equal on all ranks. A query that sees no keys gets 0. `scale` is 1/√width by default. Gradients are those of
+    dense attention, not divided by the number of ranks. Under autocast the type is that of torch's attention.
+    `function` may replace the computation by blocks, for example by `two_pass`.
 
-    Raises ValueError for shapes that contradict the arrangement or each other.
+    Raises ValueError if shapes contradict the arrangement or each other.
     """
     tokens, length = arrangement.tokens, arrangement.length
     if q.ndim != 4 or q.shape != k.shape or q.shape != v.shape:
@@ -125,7 +127,7 @@ def ring_attention(
 
 @dataclass(frozen=True)
 class Meetings:
-    """Positions in the sequence of this rank's queries and of other ranks' keys, for one call of attention."""
+    """Masks and positions of this rank's queries and all ranks' keys, for one call of attention."""
 
     arrangement: Arrangement
     real: torch.Tensor | None
@@ -133,7 +135,8 @@ class Meetings:
     scale: float
 
     def at(self, source: int, device: torch.device) -> tuple[slice, slice, Place]:
-        """Return the slices of this rank's queries and of another rank's keys that interact, and their place."""
+        """Return the slices of this rank's queries and of rank `source`'s keys that interact, and their positions and
+        masks."""
         rows, columns, triangular = self.arrangement.meeting(source)
         mine, its = (self.arrangement.positions(rank, device) for rank in (self.arrangement.circle.rank, source))
         return rows, columns, self.place(mine[rows], its[columns], triangular)
@@ -144,7 +147,7 @@ class Meetings:
 
 
 class _Ring(torch.autograd.Function):
-    """Attention by blocks in a ring. Both passes send and receive while they compute."""
+    """Autograd function of attention by blocks in a ring. Forward and backward send blocks while they compute."""
 
     @staticmethod
     def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, meetings: Meetings) -> torch.Tensor:

@@ -1,9 +1,9 @@
-"""The functions of `tile`, computed by torch's fused kernels (flex attention), on CUDA.
+"""The functions of `tile`, computed by torch's fused kernels (flex attention) on CUDA.
 
-A kernel returns a block's output and logsumexp, and its own backward pass takes gradients of both. The output's
-gradient is weighted by the block's part of the whole softmax, w = exp(block's logsumexp - whole logsumexp). The
-logsumexp's gradient is w (gradient · block's output - gradient · whole output). So the block is computed once more in
-the backward pass, and the result is exact.
+A kernel returns output and logsumexp of a block, and its own backward pass takes gradients of both. The gradient of the
+block's output is the whole output's gradient times w, the block's share of the softmax: w = exp(block's logsumexp −
+whole logsumexp). The gradient of the logsumexp is w (gradient · block's output − gradient · whole output). So the block
+is computed once more in the backward pass, and the result is exact.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 
 def usable(q: torch.Tensor, dropout: Dropout | None) -> bool:
-    """Tell whether the kernels support these tensors: on CUDA, without dropout, in a supported type and width."""
+    """Return True if the kernels support these tensors: on CUDA, without dropout, of a supported type and width."""
     width = q.shape[-1]
     return q.is_cuda and dropout is None and q.dtype != torch.float64 and 16 <= width <= 256 and not width & width - 1
 
 
 def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, place: Place) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the same as `tile.forward`."""
+    """Return the result of `tile.forward`."""
     output, total = _attend(q, k, v, place)
     return precise(output), precise(total)
 
@@ -34,7 +34,7 @@ def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, place: Place) -> 
 def backward(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, place: Place, above: Above
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the same as `tile.backward`."""
+    """Return the result of `tile.backward`."""
     with torch.enable_grad():
         q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
         output, its_total = _attend(q, k, v, place)
@@ -56,7 +56,7 @@ def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, place: Place) -> 
 
 @cache
 def _kernel(device: str) -> Any:
-    """Return the kernel: compiled on CUDA; elsewhere the plain function, which is for tests."""
+    """Return the kernel: compiled on CUDA. On other devices, which only tests use, it is not compiled."""
     from torch.nn.attention.flex_attention import flex_attention
 
     return torch.compile(flex_attention) if device == "cuda" else flex_attention

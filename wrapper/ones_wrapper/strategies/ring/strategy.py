@@ -28,7 +28,8 @@ from ones_wrapper.strategy import Strategy
 
 
 class Ring(Strategy):
-    """Sequences split over rings of consecutive ranks, and samples over the rings."""
+    """Sequence parallelism: sequences are split over rings of consecutive ranks, and the samples of a step over the
+    rings."""
 
     name = "ring"
     hot = True
@@ -45,13 +46,13 @@ class Ring(Strategy):
         model: Transformer | None = None,
         memory_bytes: int = 0,
     ) -> None:
-        """`length` is the tokens of a sequence: a multiple of the ranks of a ring, or of twice as many if `causal`.
+        """`length` is the number of tokens in a sequence: a multiple of the ranks of a ring, or of twice that number if
+        `causal`.
 
-        A ring has `ranks` ranks. By default it has the fewest ranks that hold one sequence, if `model` gives the
-        sequence's memory and `memory_bytes` a GPU's; else all ranks are one ring. `model` and `memory_bytes` also let
-        the scheduler know the memory and the bytes sent. `two_pass` selects the paper's ring self-attention in place of
-        blocks with an online softmax: the same result in more memory. Raises ValueError for numbers below 1, and if no
-        ring could hold a sequence.
+        A ring has `ranks` ranks. By default all ranks form one ring. But if `model` and the `memory_bytes` of a GPU are
+        given, a ring has the fewest ranks that hold one sequence. From these two the companion also knows memory and
+        traffic. `two_pass` selects the paper's ring self-attention in place of blocks with an online softmax; it has
+        the same result, but needs more memory. Raises ValueError for numbers below 1, and if no ring can be made.
         """
         for name, value in {"length": length, "ranks": 1 if ranks is None else ranks}.items():
             if value < 1:
@@ -69,7 +70,7 @@ class Ring(Strategy):
     # -- what the scheduler sees --------------------------------------------------------------------------------------
 
     def size(self, world: int) -> int:
-        """Return the number of ranks of a ring at a world size; 0 if no ring can be made."""
+        """Return the number of ranks in a ring at this world size; 0 if no ring can be made."""
         if self.ranks is not None:
             return self.ranks if world % self.ranks == 0 else 0
         holds = self._memory_known
@@ -125,7 +126,7 @@ class Ring(Strategy):
     # -- what the script does with it ---------------------------------------------------------------------------------
 
     def bind(self, group: Group) -> None:
-        """Find this rank's ring. Raises ValueError if the ranks do not fit, or exchange by MPI."""
+        """Set this rank's ring. Raises ValueError if the number of ranks cannot be used, or if they use MPI."""
         check_torch(self.name, group)
         size = group.world // self.replicas(group.world)
         circle = Circle(group.rank % size, size, group.rank - group.rank % size)
@@ -134,21 +135,22 @@ class Ring(Strategy):
 
     @property
     def tokens(self) -> int:
-        """Tokens of a sequence on each rank."""
+        """Number of tokens of a sequence on each rank."""
         return self._arrangement.tokens
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes that this rank has sent around its ring since the ranks were last set."""
+        """Bytes that this rank has sent around its ring since `bind`."""
         return self._arrangement.circle.sent_bytes
 
     def positions(self) -> torch.Tensor:
-        """Return the positions of this rank's tokens in the whole sequence, (tokens,), for position embeddings and the
-        like. Call this again in each step: ranks may change."""
+        """Return the positions of this rank's tokens in the whole sequence, (tokens,), for position embeddings. Call
+        this in each step, since the ranks may change."""
         return self._positions
 
     def shard(self, x: torch.Tensor, dim: int = 1) -> torch.Tensor:
-        """Return this rank's tokens of whole sequences. Raises ValueError for another length than the ring's."""
+        """Return this rank's tokens of whole sequences. Raises ValueError if the sequences do not have the ring's
+        length."""
         if x.shape[dim] != self.length:
             shorter = x.shape[dim] < self.length
             raise ValueError(
@@ -158,7 +160,8 @@ class Ring(Strategy):
         return x.index_select(dim, self._positions.to(x.device))
 
     def pad(self, x: torch.Tensor, value: float = 0, dim: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return sequences padded to the ring's length with `value`, and a mask, (batch, length), False for padding."""
+        """Return the sequences padded with `value` to the ring's length, and a mask (batch, length), which is False for
+        padding."""
         missing = self.length - x.shape[dim]
         if missing < 0:
             raise ValueError(f"ring: sequences of {x.shape[dim]} tokens are longer than length={self.length}")
@@ -177,18 +180,20 @@ class Ring(Strategy):
         dropout: float = 0.0,
         scale: float | None = None,
     ) -> torch.Tensor:
-        """Return the attention of this rank's queries to whole sequences; tensors are (batch, heads, tokens, width).
+        """Return the attention of this rank's queries to the whole sequences. Tensors are (batch, heads, tokens,
+        width).
 
-        `real`, (batch, length), is False for padding in the whole sequences. The share `dropout` of the probabilities
-        is dropped. Their place in the whole sequences selects them, not the ring's size. Collective.
+        `real`, (batch, length), is False for padding tokens of the whole sequences. `dropout` is the share of
+        probabilities that are dropped. Which ones depends on their positions in the whole sequences, not on the size of
+        the ring. Collective.
         """
         function = two_pass_attention if self.two_pass else ring_attention
         dropped = Dropout(dropout, _key(), self.length) if dropout else None
         return function(q, k, v, self._arrangement, real=real, dropout=dropped, scale=scale)
 
     def dropout(self, x: torch.Tensor, rate: float) -> torch.Tensor:
-        """Return `x`, (batch, tokens, …), with dropout by the tokens' positions in the whole sequences. Ordinary
-        dropout would draw the same mask on all ranks of a ring, for different tokens."""
+        """Return `x`, (batch, tokens, …), with dropout that depends on the tokens' positions in the whole sequences.
+        Ordinary dropout would draw the same mask on all ranks of a ring, although they have different tokens."""
         if not rate:
             return x
         samples = torch.arange(len(x), device=x.device)[:, None] * self.length + self._positions.to(x.device)
@@ -197,9 +202,9 @@ class Ring(Strategy):
         return x * (uniform(places, _key()) >= rate).view(x.shape).to(x.dtype) / (1 - rate)
 
     def mean(self, losses: torch.Tensor, real: torch.Tensor | None = None) -> torch.Tensor:
-        """Return this rank's part of the loss, from its tokens' losses, (batch, tokens). The parts of a ring's ranks
-        add up to the mean over the sequences of each sequence's mean over its tokens. Only `real` tokens (batch,
-        length) count.
+        """Return this rank's part of the loss, from the losses of its tokens, (batch, tokens). The parts of a ring's
+        ranks add up to the mean over sequences of the mean over each sequence's tokens. Only tokens for which `real`
+        (batch, length) is True count.
 
         Do not divide by the number of ranks: `job.ddp` adds up the gradients of a ring.
         """
@@ -210,5 +215,5 @@ class Ring(Strategy):
 
 
 def _key() -> int:
-    """Draw 64 random bits, equal on all ranks of a ring, whose generators a job's loop seeds alike."""
+    """Return 64 random bits. They are equal on all ranks of a ring, whose generators are seeded alike in each step."""
     return int(torch.randint(-(1 << 63), (1 << 63) - 1, ()).item())

@@ -1,7 +1,7 @@
-"""Attention of one block of queries to one block of keys, the unit of every arrangement in a ring.
+"""Attention of one block of queries to one block of keys: the unit of all attention in a ring.
 
-A block's result is the pair (output, logsumexp), and two such pairs merge into one: Milakov and Gimelshein, 1805.02867;
-Liu, Zaharia and Abbeel, Ring Attention, 2310.01889.
+The result of a block is the pair (output, logsumexp), and two pairs can be merged into one: Milakov and Gimelshein,
+1805.02867; Liu, Zaharia and Abbeel, Ring Attention, 2310.01889.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from typing import NamedTuple
 import torch
 
 SCORES = 1 << 22
-"""Most scores in memory at once, unless a single row of queries has more."""
+"""Most scores in memory at once, unless one query has more."""
 
 
 @dataclass(frozen=True)
 class Dropout:
-    """Rule that selects the dropped scores by a key and by their place in the whole sequences. So a mask is the same
-    for every split over ranks, and again in the backward pass."""
+    """Rule that selects the scores to drop by `key` and their positions in the whole sequences. So a mask is the same
+    for every split over ranks, and in the backward pass."""
 
     rate: float
     key: int
-    """Number of 64 bits, different in each call."""
+    """Number of 64 bits, another one in each call of attention."""
     length: int
-    """Tokens of a whole sequence."""
+    """Number of tokens in a whole sequence."""
 
 
 @dataclass(frozen=True)
@@ -35,17 +35,18 @@ class Place:
     rows: torch.Tensor
     """Positions of the queries in the whole sequence, (queries,)."""
     columns: torch.Tensor
-    """Positions of the keys, (keys,)."""
+    """Positions of the keys in the whole sequence, (keys,)."""
     scale: float
     triangular: bool = False
-    """True if a query attends only to keys at its own position and before. The whole block's queries and keys are then
-    the same tokens, in rising order."""
+    """True if a query attends only to keys at its own and earlier positions. Queries and keys of the block are then the
+    same tokens, in ascending order."""
     real: torch.Tensor | None = None
-    """Mask that is False for keys of padding, (batch, keys); None for no padding."""
+    """Mask (batch, keys) that is False for padding; None if there is no padding."""
     dropout: Dropout | None = None
 
     def hidden(self) -> torch.Tensor | None:
-        """Return the mask of hidden scores, to broadcast over (batch, heads, queries, keys); None for none."""
+        """Return a mask that is True for hidden scores, to broadcast over (batch, heads, queries, keys); None if none
+        is hidden."""
         hidden = self.rows[:, None] < self.columns if self.triangular else None
         if self.real is not None:
             padding = ~self.real[:, None, None, :]
@@ -53,7 +54,8 @@ class Place:
         return hidden
 
     def factors(self, p: torch.Tensor) -> torch.Tensor | None:
-        """Return the dropout factors of the probabilities `p`, (batch, heads, queries, keys); None for no dropout."""
+        """Return the factors by which dropout multiplies the probabilities `p`, (batch, heads, queries, keys); None
+        without dropout."""
         if self.dropout is None:
             return None
         batch, heads = p.shape[:2]
@@ -63,13 +65,13 @@ class Place:
         return kept.to(p.dtype) / (1 - rate)
 
     def slice(self, start: int, stop: int, seen: int) -> Place:
-        """Return the place of these queries and the first `seen` keys."""
+        """Return the place of queries `start` to `stop` and the first `seen` keys."""
         real = None if self.real is None else self.real[:, :seen]
         return replace(self, rows=self.rows[start:stop], columns=self.columns[:seen], real=real)
 
 
 class Above(NamedTuple):
-    """Values of whole rows of queries that a block's backward pass needs, in the type of `precise`."""
+    """Results over all blocks that a block's backward pass needs, for its queries, in the type of `precise`."""
 
     gradient: torch.Tensor
     """Gradient of the output, (batch, heads, queries, width)."""
@@ -79,13 +81,13 @@ class Above(NamedTuple):
     """Sum of gradient times output over the width, (batch, heads, queries)."""
 
     def rows(self, which: slice) -> Above:
-        """Return the values of some queries."""
+        """Return the values for some of the queries."""
         return Above(*(one[:, :, which] for one in self))
 
 
 def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, place: Place) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return output (batch, heads, queries, width) and logsumexp of the scores (batch, heads, queries), in the type of
-    `precise`. A query without visible keys in this block gets the output 0 and the logsumexp -inf."""
+    """Return the output (batch, heads, queries, width) and the logsumexp of the scores (batch, heads, queries), in the
+    type of `precise`. A query that sees no keys of this block has output 0 and logsumexp -inf."""
     outputs, sums = [], []
     k, v = precise(k), precise(v)
     for start, stop, seen in _chunks(q, k, place):
@@ -123,7 +125,7 @@ def backward(
 
 
 def merge(output: torch.Tensor, total: torch.Tensor, more: torch.Tensor, its_total: torch.Tensor) -> None:
-    """Merge another block's pair into the first pair, in place."""
+    """Merge another block's pair (`more`, `its_total`) into the pair (`output`, `total`), in place."""
     both = torch.logaddexp(total, its_total)
     shift = finite(both)
     output.mul_((total - shift).exp_()[..., None]).add_(more * (its_total - shift).exp_()[..., None])
@@ -136,7 +138,7 @@ def finite(total: torch.Tensor) -> torch.Tensor:
 
 
 def precise(x: torch.Tensor) -> torch.Tensor:
-    """Return the tensor in at least single precision."""
+    """Return the tensor in single precision, or in double precision if it is double."""
     return x if x.dtype == torch.float64 else x.float()
 
 
@@ -145,8 +147,8 @@ _STEP = 0x9E3779B97F4A7C15 - (1 << 64)
 
 
 def uniform(places: torch.Tensor, key: int) -> torch.Tensor:
-    """Return random numbers from 0 to 1 (exclusive), each determined only by its place and the key. `places` are int64.
-    The mixing is that of SplitMix64 (Steele, Lea and Flood, 2014)."""
+    """Return random numbers in [0, 1), each determined by its place (int64) and the key. The mixing function is that of
+    SplitMix64 (Steele, Lea and Flood, 2014)."""
     x = places * _STEP + key  # wraps around, as is meant
     for shift, factor in ((30, _MIX[0]), (27, _MIX[1])):
         x = (x ^ (x >> shift & (1 << 64 - shift) - 1)) * factor
@@ -161,7 +163,7 @@ def _scores(q: torch.Tensor, k: torch.Tensor, place: Place) -> torch.Tensor:
 
 
 def _chunks(q: torch.Tensor, k: torch.Tensor, place: Place) -> Iterator[tuple[int, int, int]]:
-    """Yield ranges of queries whose scores fit into memory, and the number of keys that they may see."""
+    """Yield (first query, end, number of keys to see) for ranges of queries whose scores fit into memory (`SCORES`)."""
     batch, heads, queries, _ = q.shape
     keys = k.shape[2]
     rows = max(1, SCORES // max(1, batch * heads * keys))

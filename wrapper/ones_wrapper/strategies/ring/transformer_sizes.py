@@ -1,9 +1,9 @@
-"""GPU memory and network traffic of a transformer whose sequences are split over ranks. No torch.
+"""GPU memory and network traffic of a transformer whose sequences are split over ranks. Imports no torch.
 
-One layer has attention, two layer norms, a feed-forward layer of four times the width, and no dropout. Its forward pass
-keeps 16 LH elements of a sequence of L tokens and width H for the backward pass: inputs and outputs of its linear
-layers and norms. The norms' statistics add 4 L. Attention with Z heads adds ZL for one logsumexp a query, or ZL² for
-the probabilities. All of these are split over the N ranks of a ring.
+A layer has attention, two layer norms, a feed-forward layer of four times the width, and no dropout. For the backward
+pass it keeps 16 LH elements of a sequence of L tokens and width H: inputs and outputs of its linear layers and norms.
+The norms' statistics add 4 L. Attention with Z heads adds ZL for one logsumexp per query and head, or ZL² for the
+probabilities. All of these are split over the N ranks of a ring.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ class Transformer:
     width: int
     heads: int
     vocabulary: int = 0
-    """Rows of the embedding, and outputs of the last layer; 0 leaves out both layers."""
+    """Rows of the embedding, and outputs of the last layer; 0 for a model without these two layers."""
     element_bytes: int = 4
-    """Bytes of an activation. Parameters count as 4 bytes, or as 8 if activations have 8."""
+    """Bytes of a number in activations. A parameter has 4 bytes, or 8 if activations have 8."""
 
     parameters: int = 0
-    """Number of parameters; 0 for about the number of weights of linear layers and embeddings."""
+    """Number of parameters. With 0 it is estimated from the weights of linear layers and embeddings."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -37,33 +37,33 @@ class Transformer:
 
     @property
     def parameter_bytes(self) -> int:
-        """Bytes of one parameter, its gradient, or a moment of it."""
+        """Bytes of one parameter; its gradient, and each of its two moments, have as many."""
         return max(4, self.element_bytes)
 
     @property
     def fixed_bytes(self) -> int:
-        """Bytes of parameters, gradients and two moments, which every rank holds whole."""
+        """Bytes of parameters, gradients and two moments, which every rank has whole."""
         return 4 * self.parameters * self.parameter_bytes
 
     def layer_bytes(self, length: int, ranks: int, two_pass: bool = False) -> int:
-        """Bytes that one layer keeps of one sequence on each of `ranks` ranks."""
+        """Return the bytes that a layer keeps of one sequence on each of `ranks` ranks."""
         scores = self.heads * length * (length if two_pass else 1) * self.parameter_bytes
         return ((16 * self.width + 4) * length * self.element_bytes + scores) // ranks
 
     def sample_bytes(self, length: int, ranks: int, two_pass: bool = False) -> int:
-        """Bytes of a GPU for one sequence: the layers' activations, and for a language model those of its last layers,
-        tokens and targets. Memory that a layer needs only while it computes is left out."""
+        """Return the bytes on a GPU for one sequence: activations of all layers, and for a language model those of its
+        last layers, tokens and targets. Memory that a layer needs only while it computes is left out."""
         kept = self.layers * self.layer_bytes(length, ranks, two_pass)
         if self.vocabulary:
             kept += length // ranks * ((self.vocabulary + 2 * self.width + 2) * self.element_bytes + 2 * 8)
         return kept
 
     def ring_bytes(self, length: int, ranks: int) -> int:
-        """Bytes that each rank of a ring sends for one sequence in a forward and a backward pass: keys and values in
-        both, the sums of their gradients in the second."""
+        """Return the bytes that each rank of a ring sends for one sequence in a forward and a backward pass. Keys and
+        values are sent in both, sums of their gradients in the backward pass."""
         elements = self.layers * (ranks - 1) * (length // ranks) * self.width
         return elements * (4 * self.element_bytes + 2 * self.parameter_bytes)
 
     def gradient_bytes(self, ranks: int) -> int:
-        """Bytes that each of `ranks` ranks sends in a ring all-reduce of gradients."""
+        """Return the bytes that each of `ranks` ranks sends in a ring all-reduce of the gradients."""
         return 2 * (ranks - 1) * self.parameters * self.parameter_bytes // ranks
