@@ -108,7 +108,7 @@ class TestJobs:
         rows = done.split("per GPU" if width > 80 else "\n", 1)[1]
         assert all(re.search(rf"^{number}\b", rows, re.MULTILINE) for number in (7, 8, 9, 123456789)), done
         assert all(len(line) <= width for line in done.splitlines()[:5]), done
-        assert ("too narrow here for" in done) == (width < 200)
+        assert ("the terminal is too narrow for" in done) == (width < 200)
 
     def test_piped_all_columns_are_there(self, filled: str) -> None:
         with Store.open(filled, "gres") as store:
@@ -131,7 +131,7 @@ class TestJobs:
         """Options that had no effect, and of a report a job that it said Slurm does not know."""
         for command in (("jobs", "7", "--user", "bob"), ("report", "7", "--user", "bob")):
             done = call(*command, "--database", filled)
-            assert done.exit_code == 2 and "leave them out" in done.stderr
+            assert done.exit_code == 2 and "not both" in done.stderr
 
     def test_causes(self, filled: str) -> None:
         """Why jobs do not get another size is counted: by the newest outcome, or by the refusal."""

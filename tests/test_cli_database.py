@@ -104,7 +104,7 @@ class TestImport:
         path.write_text("\n".join([head, *lines]))
         command = ("import", "sacct", str(path), "--cluster", "here", "--database", url)
         done = call(*command, "--since", "3d")
-        assert done.exit_code == 2 and "is read whole" in done.stderr
+        assert done.exit_code == 2 and "is read as a whole" in done.stderr
         mixed = call("import", "sacct", str(path), "--database", f"sqlite:///{tmp_path}/mixed.sqlite")
         assert mixed.exit_code == 2 and "line 4: is of cluster 'x', the line before of 'here'" in mixed.stderr
         done = call(*command)
@@ -159,13 +159,13 @@ class TestMaintain:
         config = tmp_path / "ones.toml"
         config.write_text(f'database = "{old}"\n[retention]\nminutes_after_days = 36500\nhours_after_days = 36500\n')
         assert "nothing to do" in call("db", "maintain", "--config", str(config)).stdout
-        assert "rolled up" in call("db", "maintain", "--config", str(config), "--older-than", "1h").stdout
+        assert "combined with others" in call("db", "maintain", "--config", str(config), "--older-than", "1h").stdout
 
     @pytest.mark.parametrize("text", ["7", "d", "7 days", "-1d", "1e3d", "٣d", "9" * 20 + "d"])
     def test_ages_that_are_none(self, old: str, text: str) -> None:
         """A line that says what to write, and exit code 2."""
         done = call("db", "maintain", f"--older-than={text}", "--database", old)
-        assert done.exit_code == 2 and "is no length of time: write a number" in done.stderr, done.output
+        assert done.exit_code == 2 and "is not a duration: write a number" in done.stderr, done.output
 
 
 def test_why_tells_what_was_weighed(empty_url: str) -> None:

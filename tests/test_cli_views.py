@@ -207,7 +207,7 @@ def test_a_closed_terminal_takes_the_wish_back(
         signal.signal(signal.SIGHUP, unheeded)
         with pytest.raises(typer.Exit):
             by_hand.resize(7, "8")
-        assert asked == [8, None] and "the wish was taken back" in capsys.readouterr().err
+        assert asked == [8, None] and "the request was withdrawn" in capsys.readouterr().err
         assert signal.getsignal(signal.SIGHUP) is unheeded
         asked.clear()
         nohup = True
@@ -321,7 +321,9 @@ def test_doctor_tells_of_a_script_that_slurm_would_miss(tmp_path: Path) -> None:
     config = {"SLURM_CONF": str(tmp_path / "slurm.conf"), "JobSubmitPlugins": "all_partitions,lua"}
     client = SimpleNamespace(config=lambda: config)
     (found,) = _plugin(client, Settings())  # type: ignore[arg-type]
-    assert f"{tmp_path}/job_submit.lua is not here" in found.found and "scontrol reconfigure fails" in found.advice
+    assert (
+        f"{tmp_path}/job_submit.lua does not exist here" in found.found and "scontrol reconfigure fails" in found.advice
+    )
     (tmp_path / "job_submit.lua").touch()
     assert not [*_plugin(client, Settings())]  # type: ignore[arg-type]
     config["JobSubmitPlugins"] = "(null)"
@@ -331,7 +333,7 @@ def test_doctor_tells_of_a_script_that_slurm_would_miss(tmp_path: Path) -> None:
 
 def test_doctor_asks_a_user_for_nothing_of_an_operators(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings, nobody = load(site), None
-    for uid, what in ((ALICE, "shows them"), (EVE, "none of them has been seen yet")):
+    for uid, what in ((ALICE, "without other users' jobs"), (EVE, "the companion has seen none of them yet")):
         with monkeypatch.context() as patch:
             patch.setattr(os, "geteuid", lambda uid=uid: uid)
             found = [one for check in (_permission, _views, _database) for one in check(nobody, settings)]  # type: ignore[arg-type]
@@ -362,7 +364,11 @@ def test_doctor_tells_an_operator_of_a_folder_without_lists(tmp_path: Path, monk
         ({"comment": ""}, False, "it has not opted in: it has no comment"),
         ({"comment": "my run"}, False, "it has not opted in: its comment is 'my run'"),
         ({"comment": "ones: gpus=1-4"}, False, "the companion has not seen it yet, and looks every 30 s"),
-        ({"comment": "ones: gpus=1-4", "user": "bob"}, True, "it belongs to bob, and is not yours to see"),
+        (
+            {"comment": "ones: gpus=1-4", "user": "bob"},
+            True,
+            "it belongs to bob, and each user sees only their own jobs",
+        ),
     ],
 )
 def test_what_is_known_of_an_unknown_job(

@@ -1,6 +1,7 @@
-"""Parser of batch scripts: reads their directives as sbatch does, and finds their calls of ones-run as the shell does.
+"""Parser of batch scripts: it reads their directives as sbatch does, and finds their calls of ones-run as the shell
+would.
 
-The forms of directives were compared with sbatch 26.05, one by one (tests/test_batch_script.py).
+Each form of a directive was compared with sbatch 26.05 (tests/test_batch_script.py).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ LONG = {
     "-a": "--array", "-c": "--cpus-per-task", "-d": "--dependency", "-n": "--ntasks", "-p": "--partition",
     "-q": "--qos", "-t": "--time", "-w": "--nodelist", "-x": "--exclude",
 }  # fmt: skip
-"""Long form of sbatch's short options; only those that checks need."""
+"""Long name of each short option of sbatch that the checks need."""
 _VALUED = (
     "account acctg-freq array batch bb bbf begin chdir cluster-constraint clusters comment constraint container",
     "core-spec cores-per-socket cpu-freq cpus-per-gpu cpus-per-task deadline delay-boot dependency distribution error",
@@ -33,7 +34,7 @@ contiguous exclusive get-user-env help hold ignore-pbs no-kill no-requeue overco
 spread-job test-only use-min-nodes usage verbose version wait
 """
 NAMES = tuple(f"--{name}" for name in sorted([*" ".join(_VALUED).split(), *_BARE.split()]))
-"""All long options of sbatch. Like sbatch, the parser accepts a prefix that is unambiguous."""
+"""All long options of sbatch. As in sbatch, an unambiguous prefix may stand for an option."""
 SAME = {"--tasks-per-node": "--ntasks-per-node"}
 BARE = {f"--{name}" for name in _BARE.split()} | {f"-{letter}" for letter in "HkOQshvVWI"}
 """Options of sbatch that take no value."""
@@ -65,7 +66,7 @@ class Command:
     line: int
     words: tuple[str, ...]
     piped: bool = False
-    """True if the command is part of a pipe."""
+    """True if the command is part of a pipeline."""
     looped: bool = False
     background: bool = False
     follows: bool = False
@@ -77,9 +78,9 @@ class Script:
     """Batch script, parsed into directives and commands."""
 
     options: dict[str, tuple[int, str]]
-    """Line and value of each option, by its long name. If an option occurs twice, the last counts, as for sbatch."""
+    """(Line, value) of each option, by its long name. If an option occurs twice, the last one counts, as in sbatch."""
     body: tuple[tuple[int, str], ...]
-    """Number and text of each line with commands. Continued lines are joined."""
+    """(Line, text) of each line with commands. Continued lines are joined."""
     findings: tuple[ScriptFinding, ...]
 
     def value(self, option: str) -> str:
@@ -91,12 +92,12 @@ class Script:
 
     @property
     def warned(self) -> bool:
-        """True if `--signal` makes Slurm send SIGUSR2 before the time limit, and only to the batch shell."""
+        """True if `--signal` makes Slurm send SIGUSR2 before the time limit to the batch shell only."""
         return _SIGNAL.fullmatch(self.value("--signal")) is not None
 
 
 def read_script(text: str) -> Script:
-    """Parse the directives and commands of a batch script, with findings about their form."""
+    """Parse a batch script into directives and commands, with findings about their form."""
     options: dict[str, tuple[int, str]] = {}
     body: list[tuple[int, str]] = []
     findings = list(_refused(text))
@@ -132,7 +133,7 @@ def _refused(text: str) -> Iterator[ScriptFinding]:
 
 
 def _document(line: str) -> str:
-    """Return the word that ends a here-document, if one begins in this line; empty otherwise."""
+    """Return the word that ends the here-document which begins in this line; empty if none begins."""
     begun = re.search(r"<<-?\s*([\"']?)(\w+)\1", line)
     return begun[2] if begun and "<<<" not in line else ""
 
@@ -155,7 +156,7 @@ def _directive(number: int, rest: str, options: dict[str, tuple[int, str]]) -> I
 
 
 def options_in(words: list[str]) -> Iterator[tuple[str, str]]:
-    """Yield (option, value) for each of sbatch's arguments, with the option's long name; other words as options."""
+    """Yield (option's long name, value) for each of sbatch's arguments. Words that are no options come as options."""
     while words:
         word = words.pop(0)
         name, equals, value = word.partition("=")
@@ -170,7 +171,7 @@ def options_in(words: list[str]) -> Iterator[tuple[str, str]]:
 
 
 def is_bare(name: str) -> bool:
-    """Return True if an option takes no value. The option's name may be shortened."""
+    """Return True if an option takes no value. `name` may be an unambiguous prefix of its name."""
     return name in BARE or any(one.startswith(name) for one in BARE if len(name) > 4)
 
 
@@ -183,11 +184,11 @@ _ASSIGNS = re.compile(r"[A-Za-z_]\w*\+?=.*", re.DOTALL)
 _NAMED = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 _SHELLS = {"sh", "bash", "dash", "zsh"}
 _MOST = 4
-"""Most `sh -c` commands inside each other that are followed."""
+"""Most nested `sh -c` commands that are followed."""
 
 
 def commands(script: Script) -> list[Command]:
-    """Return the script's commands in order. The body of a function is read as if it were called at its definition."""
+    """Return the script's commands in order. The commands of a function come at the place of its definition."""
     variables: dict[str, str] = {}
     found: list[Command] = []
     loops = 0
@@ -207,7 +208,7 @@ def commands(script: Script) -> list[Command]:
 
 
 def _simple(line: str) -> list[tuple[list[str], str, str]]:
-    """Return the words of each command in a line, with the operators before and after the command."""
+    """Return (operator before, words, operator after) for each command in a line."""
     reader = shlex.shlex(line, posix=True, punctuation_chars=True)
     reader.whitespace_split = True
     found: list[tuple[list[str], str, str]] = []
@@ -236,7 +237,7 @@ def _without_keywords(words: list[str]) -> list[str]:
 
 
 def _within(command: Command, variables: dict[str, str], deep: int) -> Iterator[Command]:
-    """Yield the command with its variables replaced; of a shell with `-c`, the commands in the text after that."""
+    """Yield the command with its variables replaced. For a shell with `-c`, yield the commands in its text instead."""
     words: list[str] = []
     for word in command.words:
         named = _NAMED.fullmatch(word)
@@ -271,14 +272,14 @@ _SPEAK = {
     "echo", "printf", "which", "type", "command", "hash", "alias", "cat", "grep", "sed", "awk", "ls", "test", "[", "[[",
     "pip", "man", "module", "ml", "source", ".", "export", "cp", "mkdir", "cd", "tee",
 }  # fmt: skip
-"""Commands that may name ones-run without calling it."""
+"""Commands that may mention ones-run without calling it."""
 _ASKS = {"--version", "--dry-run", "--help", "-h", "--new-secret"}
 _LAUNCHERS = {
     "srun", "ibrun", "mpirun", "mpiexec", "torchrun", "accelerate", "deepspeed", "horovodrun", "aprun", "prun",
 }  # fmt: skip
 _CONTAINERS = {"apptainer", "singularity", "docker", "podman", "podman-hpc", "shifter", "ch-run", "enroot"}
 _HAND_ON = {"exec", "env", "nice", "nohup", "stdbuf", "ionice", "numactl", "taskset", "chrt", "setsid", "time"}
-"""Commands that replace themselves by the command in their arguments, which then receives their signals."""
+"""Commands that replace themselves by the command in their arguments, which then receives the signals sent to them."""
 
 
 @dataclass(frozen=True)
@@ -292,18 +293,19 @@ class Call:
 
     @property
     def launcher(self) -> str:
-        """Launcher in the command, such as srun; empty if there is none."""
+        """Launcher in front of ones-run, such as srun; empty if there is none."""
         return next((word for word in self.prefix if _is(word, _LAUNCHERS)), "")
 
     @property
     def container(self) -> str:
-        """Part of the command from the container's command on, such as `apptainer exec`; empty without a container."""
+        """Words that start the container, such as `apptainer exec`; empty without a container."""
         at = next((at for at, word in enumerate(self.prefix) if _is(word, _CONTAINERS)), -1)
         return " ".join(self.prefix[at:]) if at >= 0 else ""
 
     @property
     def takes_over(self) -> bool:
-        """True if ones-run replaces the batch shell (`exec`), and so receives the signals that Slurm sends to it."""
+        """True if ones-run replaces the batch shell (`exec`), so that it receives the signals that Slurm sends to the
+        shell."""
         if self.command.piped or self.command.background or self.prefix[:1] != ("exec",):
             return False
         return not any(word[:1].isalpha() and not _is(word, _HAND_ON) and "=" not in word for word in self.prefix[1:2])
@@ -331,7 +333,8 @@ def _call(command: Command) -> Call | None:
 
 
 def requeues_itself(found: list[Command]) -> int:
-    """Return the line in which the script requeues its job or submits itself again; 0 if there is none."""
+    """Return the number of the line in which the script requeues its job or submits itself again; 0 if there is
+    none."""
     for one in found:
         text = " ".join(one.words)
         again = _is(one.words[0], {"sbatch"}) and re.search(r"\$\{?0\b|:\$\{?SLURM_(ARRAY_)?JOB_?ID\b", text)
@@ -341,7 +344,7 @@ def requeues_itself(found: list[Command]) -> int:
 
 
 def hands_on(found: list[Command]) -> bool:
-    """Return True if a trap of the batch shell sends SIGUSR2 on to another process."""
+    """Return True if a trap in the script passes SIGUSR2 on to another process."""
     return any(
         one.words[0] == "trap"
         and len(one.words) > 2

@@ -1,10 +1,10 @@
-"""Commands `slurm-ones resize`, `pin`, `release`, `guests`, `estimate` and `rehearse`, by which owners change a job's
-size.
+"""Commands `slurm-ones resize`, `pin`, `release`, `guests`, `estimate` and `rehearse`, with which owners change their
+jobs' sizes.
 
-`resize` and `pin` write the size into the job's comment (`size=8`). Slurm lets owners change their jobs' comments at
-every site. The companion then carries out the size. `release` removes it. The other three need no companion. `guests`
-moves a job's waiting blocks to the queue for guests. `estimate` asks Slurm when a similar job would start. `rehearse`
-orders a checkpoint and a restart at the present size, and reads from the reports how long they took.
+`resize` and `pin` write the size into the job's comment (`size=8`), and the companion then carries it out. Slurm lets
+owners change their jobs' comments at every site. `release` removes the size from the comment. The other three need no
+companion. `guests` moves a job's waiting blocks to the queue for guests. `estimate` asks Slurm when a similar job would
+start. `rehearse` orders a checkpoint and a restart at the present size, and reads from the reports how long they took.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ def gpus_of(size: str) -> int:
 
 
 def shape_of(size: str) -> tuple[int, int]:
-    """Return (nodes, GPUs per node) of a size that a user wrote; (0, GPUs) for GPUs. Raises `BadInput`."""
+    """Return (nodes, GPUs per node) of a size that a user wrote; (0, GPUs) if it is a number of GPUs. Raises
+    `BadInput`."""
     match = re.fullmatch(r"(?:([0-9]{1,5})[x×])?([0-9]{1,6})", size.strip())
     if match is None or not 1 <= int(match[1] or 1) * int(match[2]) <= MAX_GPUS:
         raise BadInput(f"{size!r} is no size: write GPUs, such as 8, or nodes x GPUs of each, such as 2x4")
@@ -72,7 +73,8 @@ def shape_of(size: str) -> tuple[int, int]:
 
 
 def look(client: CommandClient, job_id: int) -> WholeJob:
-    """Read a job from Slurm. Raises `BadInput` if Slurm does not know it, and `SlurmError` for other errors."""
+    """Return the job as Slurm shows it now. Raises `BadInput` if Slurm does not know it, and `SlurmError` for other
+    errors."""
     tasks: Sequence[SlurmJob] = ()
     with suppress(SlurmError):
         tasks = client.tasks(job_id)
@@ -83,12 +85,12 @@ def look(client: CommandClient, job_id: int) -> WholeJob:
         return WholeJob.of(client.job(job_id))
     except UnknownJob:
         raise BadInput(
-            f"job {job_id}: Slurm does not know it: there was no such job, or it ended some time ago (see squeue --me)"
+            f"job {job_id}: Slurm does not know it: it never existed, or it ended some time ago (see squeue --me)"
         ) from None
 
 
 def _whole_node(job: WholeJob) -> int:
-    """Return the GPUs per node that the settings name, for partitions whose GPUs Slurm does not show; else 0."""
+    """Return the GPUs per node that the settings give for the job's partition, if Slurm does not show them; else 0."""
     with suppress(ConfigError):
         return settings_of(None).whole_node_gpus.get(job.home.partition, 0)
     return 0
@@ -108,14 +110,17 @@ def opted_in(job: WholeJob) -> OptIn:
         wanted = f"scontrol update JobId={job.job_id} Comment='ones: gpus=1-16'"
         raise BadInput(f"job {job.job_id} did not opt in, so nothing resizes it: allow sizes by {wanted}")
     if not optin.resize:
-        raise BadInput(f"job {job.job_id} says resize=off in its comment: take that out first")
+        raise BadInput(f"job {job.job_id} has resize=off in its comment: remove it first")
     if job.ended:
         raise BadInput(f"job {job.job_id} is {job.first.state.value}: it has ended")
     return optin
 
 
 def ask(client: CommandClient, job: WholeJob, gpus: int | None) -> None:
-    """Write a size into the job's comment; None removes it. Raises `BadInput` if not allowed, and `SlurmError`."""
+    """Write a size into the job's comment, or remove it if `gpus` is None.
+
+    Raises `BadInput` if the comment does not allow the size, and `SlurmError`.
+    """
     opted_in(job)
     comment = with_size(job.home.comment, gpus)
     try:
@@ -127,7 +132,7 @@ def ask(client: CommandClient, job: WholeJob, gpus: int | None) -> None:
 
 
 def _why(job_id: int, asked: float) -> str:
-    """Return the reason of the job's size; empty if there was no tick after `asked` (Unix seconds)."""
+    """Return the reason for the job's size, if there was a tick after `asked` (Unix seconds); empty otherwise."""
     try:
         with store_of_reader(settings_of(None)) as store:
             live = read_live(store, only=[job_id])
@@ -142,9 +147,9 @@ def _why(job_id: int, asked: float) -> str:
 def resize(
     job: JobArgument,
     size: SizeArgument,
-    timeout: Annotated[float, typer.Option(help="Seconds after which the wish is taken back.")] = 600.0,
+    timeout: Annotated[float, typer.Option(help="Seconds after which the request is withdrawn.")] = 600.0,
 ) -> None:
-    """Give a job this size: wait until it has it, then leave its size to the companion again."""
+    """Give a job this size. Wait until it has it; then the companion chooses its size again."""
     client, gpus = CommandClient(), gpus_of(size)
     now = look(client, job)
     if pinned := opted_in(now).size:
@@ -156,12 +161,12 @@ def resize(
     asked = time.time()
     begun = shown = time.monotonic()
     try:
-        console.print(f"job {job}: asked for {gpus} GPUs; it has {_gpus_now(now)}. Ctrl-C takes the wish back.")
+        console.print(f"job {job}: asked for {gpus} GPUs; it has {_gpus_now(now)}. Ctrl-C withdraws the request.")
         console.print(f"job {job}: {next_look()}", soft_wrap=True)
         while _gpus_now(now) != gpus:
             if time.monotonic() - begun > timeout:
                 raise BadInput(
-                    f"job {job}: it has {_gpus_now(now)} GPUs after {timeout:.0f} s, and the wish was taken back: "
+                    f"job {job}: it has {_gpus_now(now)} GPUs after {timeout:.0f} s, and the request was withdrawn: "
                     f"see slurm-ones why {job}"
                 )
             if time.monotonic() - shown > SHOWN_S:
@@ -174,7 +179,7 @@ def resize(
             if now.ended:
                 raise BadInput(f"job {job}: it ended ({now.first.state.value}) before it was resized")
     except KeyboardInterrupt:
-        raise BadInput(f"job {job}: the wish was taken back; it has {_gpus_now(now)} GPUs") from None
+        raise BadInput(f"job {job}: the request was withdrawn; it has {_gpus_now(now)} GPUs") from None
     finally:
         if not now.ended:
             _take_back(client, job)
@@ -185,7 +190,9 @@ def _take_back(client: CommandClient, job: int) -> None:
     try:
         ask(client, look(client, job), None)
     except SlurmError as error:
-        raise BadInput(f"job {job}: the wish stands, since {error}: run slurm-ones release {job}") from None
+        raise BadInput(
+            f"job {job}: the request could not be withdrawn: {error}: run slurm-ones release {job}"
+        ) from None
 
 
 @command
@@ -197,7 +204,7 @@ def pin(
     client = CommandClient()
     now = look(client, job)
     if not size and not _gpus_now(now):
-        raise BadInput(f"job {job} does not run: say the size, such as slurm-ones pin {job} 4")
+        raise BadInput(f"job {job} does not run: give a size, such as slurm-ones pin {job} 4")
     gpus = gpus_of(size) if size else _gpus_now(now)
     ask(client, now, gpus)
     console.print(f"job {job}: stays at {gpus} GPUs until slurm-ones release {job}")
@@ -206,7 +213,7 @@ def pin(
 
 @command
 def release(job: JobArgument) -> None:
-    """Leave a job's size to the companion again."""
+    """Let the companion choose a job's size again."""
     client = CommandClient()
     ask(client, look(client, job), None)
     console.print(f"job {job}: the companion chooses its size again; {next_look()}", soft_wrap=True)
@@ -216,18 +223,18 @@ def release(job: JobArgument) -> None:
 def guests(job: JobArgument) -> None:
     """Move the waiting blocks of your job to the queue that its comment names (guests=partition:NAME).
 
-    There they start, and join the job. If compute nodes have Slurm's commands, `ones-run` does this itself.
+    They start there, and join the job. If compute nodes have Slurm's commands, `ones-run` does this itself.
     """
     client = CommandClient()
     whole = look(client, job)
     if whole.uid != os.geteuid():
         raise BadInput(f"job {job} is {whole.user}'s: only its owner can move its blocks")
     if not (whole.by_blocks and whole.running):
-        raise BadInput(f"job {job} is no job of blocks that runs: guests join its first block")
+        raise BadInput(f"job {job} is not a running job of blocks, and guests join only such a job")
     orders = OrderWriter(client, None, time.time)
     other = OtherCompanion(os.geteuid(), JobDirectories(None).hello, time.time).refusal(whole)
     if other is not None or is_companions(orders.last_number(whole)):
-        raise BadInput(f"job {job}: a companion of slurm-ones decides for it, by its own settings")
+        raise BadInput(f"job {job}: a companion decides about its guests already, by the companion's settings")
 
     def run(argv: list[str]) -> tuple[str, str]:
         try:
@@ -240,11 +247,11 @@ def guests(job: JobArgument) -> None:
             if not orders.last_number(whole):
                 orders.write(whole, Order(STANDING, 0, blocks=tasks))
             return ""
-        return "its directory takes none"
+        return "the order cannot be written into the job's directory"
 
     shape = whole.home.nodes, whole.home.gpus_per_node
     if not StandingGuests(job, shape, run, order, console.print, time.time).look():
-        raise BadInput(f"job {job}: its comment names no queue for guests, or leaves no room for any")
+        raise BadInput(f"job {job}: its comment names no queue for guests, or allows no more GPUs")
 
 
 _START = re.compile(r"to start at (\S+)")
@@ -252,18 +259,18 @@ _START = re.compile(r"to start at (\S+)")
 
 @dataclass(frozen=True)
 class Wait:
-    """Time that Slurm expects a job of one size to wait."""
+    """Slurm's estimate of how long a new job of one size would wait."""
 
     gpus: int
     nodes: int
     gpus_per_node: int
     wait_s: float | None
-    """Seconds until a new job of this size would start; None if Slurm does not say."""
+    """Seconds until it would start; None if Slurm does not say."""
     note: str = ""
 
 
 def start_of(answer: str) -> float | None:
-    """Return the start time (Unix seconds) that `sbatch --test-only` printed; None if it printed none."""
+    """Return the start time that `sbatch --test-only` printed, in Unix seconds; None if it printed none."""
     match = _START.search(answer)
     if match is None:
         return None
@@ -274,7 +281,7 @@ def start_of(answer: str) -> float | None:
 
 
 def test_command(job: WholeJob, nodes: int, gpus_per_node: int) -> list[str]:
-    """Return the command `sbatch --test-only …` for a similar job of another shape. It submits nothing."""
+    """Return the command `sbatch --test-only …`, which submits nothing, for a similar job of another shape."""
     home = job.home
     kind = f"{home.kind}:" if home.kind and home.of_one_kind else ""
     argv = ["sbatch", "--test-only", f"--partition={','.join(home.partitions)}", f"--nodes={nodes}"]
@@ -307,9 +314,9 @@ def estimate(
     sizes: Annotated[list[str], typer.Argument(metavar="SIZE…", help="GPUs, such as 8, or nodes × GPUs, such as 2x4.")],
     as_json: JsonOption = False,
 ) -> None:
-    """Ask Slurm when a job like this one would start at other sizes. Nothing is submitted.
+    """Ask Slurm when a job like this one would start at other sizes. No job is submitted.
 
-    A resize by a requeue would wait about as long. With blocks, the job trains on while the new blocks wait.
+    A resize by requeue would wait about as long. With blocks, the job trains on while the new blocks wait.
     """
     client = CommandClient()
     now = look(client, job)
@@ -330,7 +337,7 @@ def estimate(
 
 REPORTS_S = 0.2
 LOOK_S = 1.0
-"""Seconds between two queries of Slurm."""
+"""Seconds between two queries to Slurm."""
 
 
 BILL = {
@@ -344,20 +351,23 @@ BILL = {
     "first_step_s": "first step",
     "standstill_s": "pause of training",
 }
-"""Parts of the cost of a checkpoint and restart, and their titles. The checkpoint begins with the order. The launch
+"""Parts of the time for a checkpoint and restart, with their titles. The checkpoint counts from the order. The launch
 lasts from the start of the batch script to the ranks' first report. The pause lasts from the last step before to the
 end of the first step after."""
 
 
 class OwnReports:
-    """Reader of a job's reports, for the owner of the job."""
+    """Reader of a job's reports, for a command of the job's owner."""
 
     def __init__(self) -> None:
         self._lines: dict[int, list[ReportLine]] = {}
         self._at: dict[int, tuple[int, int]] = {}
 
     def of(self, job: WholeJob, restart: int) -> list[ReportLine]:
-        """Return all reports that a run has written so far. Raises `BadInput` if they cannot be read."""
+        """Return all reports that the run with this restart count has written so far.
+
+        Raises `BadInput` if they cannot be read.
+        """
         offset, number = self._at.get(restart, (0, 0))
         found, _ = read_reports(job, restart, offset, number, now=time.time())
         lines = self._lines.setdefault(restart, [])
@@ -370,7 +380,7 @@ def _wait(what: str, seconds: float, holds: Callable[[], bool]) -> None:
     until = time.monotonic() + seconds
     while not holds():
         if time.monotonic() > until:
-            raise BadInput(f"{what} did not come within {seconds:.0f} s; the job is left to itself and goes on")
+            raise BadInput(f"{what} did not come within {seconds:.0f} s; the job continues without this command")
         time.sleep(REPORTS_S)
 
 
@@ -378,7 +388,7 @@ def rehearsed(client: CommandClient, job: WholeJob, timeout_s: float, say: Calla
     """Make the job write a checkpoint and restart. Return the seconds of each part of `BILL`, and the checkpoint's
     bytes.
 
-    Raises `BadInput` if the job does not write it or does not restart, and `SlurmError` if Slurm refuses or does not
+    Raises `BadInput` if the job writes no checkpoint or does not restart, and `SlurmError` if Slurm refuses or does not
     answer.
     """
     reports, before = OwnReports(), job.restart
@@ -423,7 +433,7 @@ def rehearsed(client: CommandClient, job: WholeJob, timeout_s: float, say: Calla
         return next((line for line in lines if isinstance(line.report, kinds)), None)
 
     _wait("the new run's first report", timeout_s, lambda: started(Hello) is not None)
-    say("the ranks are there")
+    say("the ranks have started")
     _wait("the new run's first step", timeout_s, lambda: started(First, Throughput) is not None)
     hello, first = started(Hello), started(First, Throughput)
     assert hello is not None and first is not None and isinstance(hello.report, Hello)
@@ -467,9 +477,9 @@ def rehearse(
     try:
         bill = rehearsed(client, now, timeout, say)
     except KeyboardInterrupt:
-        raise BadInput(f"job {job}: it is left to itself and goes on from its checkpoint") from None
+        raise BadInput(f"job {job}: interrupted; the job continues from its checkpoint without this command") from None
     except SlurmError as error:
-        raise BadInput(f"job {job} is left to itself and goes on: {error}") from None
+        raise BadInput(f"job {job} continues without this command: {error}") from None
     if as_json:
         print_json({"job": job, **bill})
         return

@@ -1,6 +1,6 @@
-"""Command `slurm-ones check`: says before submission if the companion could resize the job of a script or comment.
+"""Command `slurm-ones check`: tells before submission if the companion could resize the job of a script or comment.
 
-Only the script is read. Options from the command line, the environment or a site's plugins are unknown.
+Only the script is read, not options from the command line, the environment or a site's plugins.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from slurm_ones.slurm.fields import tasks_of
 from slurm_ones.text import counts, described, minute
 
 PLACEHOLDER = "EDIT"
-"""Text in our templates that the user must replace. Slurm refuses it."""
+"""Text in our templates for which the user must fill in a value. Slurm refuses it."""
 
 _NEAR_COMMENT = re.compile(r"\bones\b\s*[:=]?|\b(?:gpus|nodes|batch)=\d", re.IGNORECASE)
 _JOB_DIR = re.compile(r"^(?:[^#]*\s)?ONES_JOB_(DIR|ROOT)=(\S+)")
@@ -48,7 +48,7 @@ class Verdict:
 
     optin: OptIn | None
     shape: tuple[int, int] | None
-    """Nodes and GPUs per node of the first run; None if the script does not say. 0 GPUs stand for whole nodes."""
+    """(Nodes, GPUs per node) of the first run; None if the script does not say. 0 GPUs per node mean whole nodes."""
     directory: str
     """Directory for the job's reports and checkpoints."""
     findings: tuple[ScriptFinding, ...]
@@ -61,7 +61,7 @@ class Verdict:
 
 
 def comment_findings(comment: str | None, line: int = 0) -> tuple[OptIn | None, list[ScriptFinding]]:
-    """Return the options that a comment states, and findings about it. `line` is its line in the script."""
+    """Return the options in a comment, and findings about it. `line` is the comment's line in the script."""
     if comment is None:
         return None, [error(line, 'it does not opt in: add #SBATCH --comment="ones: gpus=1-16"')]
     try:
@@ -77,7 +77,7 @@ def comment_findings(comment: str | None, line: int = 0) -> tuple[OptIn | None, 
 
 
 def examine(text: str) -> Verdict:
-    """Check a batch script, given its text."""
+    """Check the text of a batch script."""
     script = read_script(text)
     given = script.options.get("--comment")
     optin, found = comment_findings(given and given[1], script.line("--comment"))
@@ -94,17 +94,17 @@ REFUSED = {
     "--ntasks": "Slurm does not let its user change task counts; leave it out",
     "--no-requeue": "Slurm may not requeue it",
     "--deadline": "Slurm would cancel it as it waits for its restart; write deadline=… into the comment",
-    "--gpus": "say how many a node takes: --nodes and --gres=gpu:N",
-    "--gpus-per-task": "say how many a node takes: --nodes and --gres=gpu:N",
-    "--gpus-per-socket": "say how many a node takes: --nodes and --gres=gpu:N",
+    "--gpus": "give the GPUs per node: --nodes and --gres=gpu:N",
+    "--gpus-per-task": "give the GPUs per node: --nodes and --gres=gpu:N",
+    "--gpus-per-socket": "give the GPUs per node: --nodes and --gres=gpu:N",
 }
-"""Options with which a job cannot be resized, and why. `--ntasks` stands for all options that begin so."""
+"""Options with which a job cannot be resized, and what to do. `--ntasks` stands for all options that begin with it."""
 WANTED = {
-    "--requeue": "no --requeue: whether Slurm may requeue it depends on the site",
+    "--requeue": "no --requeue: it depends on the site if Slurm may requeue the job",
     "--open-mode": "no --open-mode=append: each start truncates the job's log",
     "--signal": "no --signal=B:USR2@120: its time limit ends it without a checkpoint",
 }
-"""Options that an elastic job should have, and what happens without them."""
+"""Options that an elastic job should have, each with what happens without it."""
 
 
 def _form(script: Script) -> Iterator[ScriptFinding]:
@@ -137,19 +137,21 @@ def _array(script: Script, optin: OptIn | None) -> Iterator[ScriptFinding]:
             yield warning(script.line("--dependency"), text)
     elif "--array" in script.options:  # each task is an elastic job (`eligibility`)
         if len(tasks_of(array)) == 1:
-            yield error(line, f"--array={array}: the one task of an array keeps its size: leave --array out")
+            yield error(line, f"--array={array}: an array's only task keeps its size: leave --array out")
             return
-        text = "its array's tasks are jobs of their own, and the last of them keeps its size; as parts of one: "
+        text = (
+            "each task of its array is a job of its own, and the last task keeps its size; for one job of all tasks:  "
+        )
         yield warning(line, f"{text}array=blocks")
         if "%" in array:
-            yield warning(line, f"--array={array}: while tasks wait for this throttle the others keep their sizes")
+            yield warning(line, f"--array={array}: tasks keep their sizes while others wait for this throttle")
 
 
 def _launch(script: Script, optin: OptIn | None) -> Iterator[ScriptFinding]:
     found = commands(script)
     launches = calls(found)
     if not launches:
-        yield error(0, "it does not call ones-run, so it reports nothing and takes no orders")
+        yield error(0, "it does not call ones-run, so it reports nothing and follows no orders")
         return
     last = launches[-1]
     for call in launches:
@@ -162,7 +164,7 @@ def _launch(script: Script, optin: OptIn | None) -> Iterator[ScriptFinding]:
             yield warning(call.command.line, text)
     if line := requeues_itself(found):
         yield warning(
-            line, "the script requeues or submits itself, and ones-run requeues the job, too: leave one of them out"
+            line, "the script requeues or submits itself, and ones-run requeues the job too: leave out one of the two"
         )
     if script.warned and not hands_on(found):
         yield from _dies(next((one for one in launches if not (one.takes_over or one.launcher)), None))
@@ -175,7 +177,7 @@ def _launch(script: Script, optin: OptIn | None) -> Iterator[ScriptFinding]:
     if blocks and not optin.blocks:
         yield error(last.command.line, "ones-run --blocks needs array=blocks in the comment")
     if optin.blocks and last.command.follows and not last.takes_over:
-        yield warning(found[-1].line, "what follows ones-run is run by every block")
+        yield warning(found[-1].line, "every block runs the commands after ones-run")
 
 
 def _dies(call: Call | None) -> Iterator[ScriptFinding]:
@@ -197,12 +199,12 @@ def _several(launches: list[Call], script: Script) -> Iterator[ScriptFinding]:
     looped = next((call for call in ran if call.command.looped), None)
     second = looped or (launches[1] if len(launches) > 1 and launches[0] in ran else None)
     if second is not None and own < (1 if looped else len(launches)):
-        text = "two trainings in one directory: the second is refused, or goes on in the first one's checkpoint; "
+        text = "two trainings in one directory: the second is refused, or continues from the first one's checkpoint; "
         yield warning(second.command.line, f"{text}give each its own ONES_JOB_DIR, or submit each as a job")
 
 
 def _gpus_asked(script: Script) -> tuple[str, int]:
-    """Return type ("" for any) and number (0 for whole nodes) of GPUs per node that the script requests."""
+    """Return (type, number) of the GPUs per node that the script requests: "" for any type, 0 for whole nodes."""
     kinds, count = set(), 0
     for option, begins in (("--gres", r"(?:gres[/:])?gpu(?![\w-])"), ("--gpus-per-node", "")):
         for one in script.value(option).split(","):
@@ -216,7 +218,9 @@ def _gpus_asked(script: Script) -> tuple[str, int]:
 def _kinds(script: Script, optin: OptIn) -> Iterator[ScriptFinding]:
     (kind, gpus), line = _gpus_asked(script), script.line("--comment")
     if optin.kinds and not gpus:
-        yield warning(line, "kinds= does nothing for it: it does not ask for GPUs by --gres or --gpus-per-node")
+        yield warning(
+            line, "kinds= has no effect, because the script does not request GPUs by --gres or --gpus-per-node"
+        )
     if optin.kinds and kind and ANY not in optin.kinds and kind not in optin.kinds:
         yield warning(line, f"it asks for {kind} GPUs, which its kinds={','.join(optin.kinds)} leaves out")
 
@@ -243,7 +247,7 @@ MOST_BYTES = 1 << 20
 
 
 def _allowed(optin: OptIn) -> str:
-    """Describe the sizes, batches and other options of a comment."""
+    """Describe the sizes, batches and other options that a comment allows."""
     name, limits = ("nodes", optin.nodes) if optin.nodes else ("GPUs", optin.gpus)
     size = f"{limits[0]} to {limits[1]} {name}" if limits else "its size"
     size += f" in steps of {optin.step}" if optin.step > 1 else ""
@@ -266,12 +270,12 @@ def _examined(what: str) -> Verdict:
     path = Path(what)
     if not os.access(what, os.F_OK) or not path.is_file():  # a comment may be longer than a file's name
         if "=" not in what and ":" not in what:
-            raise BadInput(f"{what}: there is no such file, and it is no comment such as 'ones: gpus=1-16'")
+            raise BadInput(f"{what}: neither a file nor a comment such as 'ones: gpus=1-16'")
         optin, findings = comment_findings(what)
         return Verdict(optin, None, "", tuple(findings))
     try:
         if path.stat().st_size > MOST_BYTES:
-            raise BadInput(f"{what}: is larger than a batch script of Slurm may be")
+            raise BadInput(f"{what}: too large for a batch script of Slurm")
         return examine(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"{what}: cannot be read: {error}") from None
@@ -287,7 +291,7 @@ def _limits(path: Path) -> StrategyLimits | None:
 
 
 def _against(limits: StrategyLimits, verdict: Verdict) -> list[ScriptFinding]:
-    """Return findings if the comment's range or the script's size does not fit the strategy's reported limits."""
+    """Return findings if the comment's range or the script's first size does not fit the strategy's limits."""
     found = []
     sizes, name = [row.gpus for row in limits.sizes], limits.strategy
     allowed = verdict.optin.gpus if verdict.optin is not None else None
@@ -298,7 +302,7 @@ def _against(limits: StrategyLimits, verdict: Verdict) -> list[ScriptFinding]:
         if not within:
             found.append(error(0, f"{text}: none of them"))
         elif within[0].gpus != low:
-            found.append(warning(0, f"{text}: let it begin at {within[0].gpus}"))
+            found.append(warning(0, f"{text}: begin the range at {within[0].gpus}"))
         else:
             found += _steps(within, verdict.optin.step if verdict.optin is not None else 1, text)
     nodes, each = verdict.shape or (0, 0)
@@ -308,21 +312,23 @@ def _against(limits: StrategyLimits, verdict: Verdict) -> list[ScriptFinding]:
 
 
 def _steps(within: list[SizeLimits], step: int, text: str) -> list[ScriptFinding]:
-    """Warn if the comment allows sizes that the strategy cannot use, which are unknown before the first run."""
+    """Warn if the comment allows sizes between those that the strategy can use."""
     low, high = within[0].gpus, within[-1].gpus
     wanted = math.gcd(*(row.gpus - low for row in within))
     if wanted <= 1 or step % wanted == 0:
         return []
-    return [warning(0, f"{text}: allow it only steps of {wanted}, gpus={low}-{high}:{wanted}")]
+    return [warning(0, f"{text}: allow only steps of {wanted}, as gpus={low}-{high}:{wanted}")]
 
 
 @command
 def check(
     what: Annotated[str, typer.Argument(metavar="SCRIPT|COMMENT", help="A batch script, or a comment in quotes.")],
-    spec: Annotated[Path | None, typer.Option(help="spec.json of an earlier run, for its strategy's limits.")] = None,
+    spec: Annotated[
+        Path | None, typer.Option(help="spec.json of an earlier run, to check its training strategy's limits too.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Check if a job could be resized. Exit code 0: it could; 1: it could not, or there are errors."""
+    """Check if a job could be resized. The exit code is 0 if it could, and 1 if it could not or there are errors."""
     verdict = _examined(what)
     limits = _limits(spec) if spec is not None else None
     if limits is not None:

@@ -1,4 +1,4 @@
-"""Code that several commands use: settings, store, output, errors, and times."""
+"""Functions that several commands use: settings, store, output, errors, and times."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ R = TypeVar("R")
 
 
 def is_terminal(stream: TextIO | None) -> bool:
-    """Return True if this standard stream is a terminal. Python has None for a closed stream."""
+    """Return True if a standard stream is a terminal. Python has None for a closed stream."""
     return stream is not None and stream.isatty()
 
 
@@ -57,7 +57,7 @@ DatabaseOption = Annotated[str, typer.Option("--database", help="Database URL, i
 
 
 def say(line: str, width: int = 10_000) -> None:
-    """Print a line. Control characters are replaced."""
+    """Print a line, with control characters replaced."""
     console.print(plain(line, width), markup=False, soft_wrap=True)
 
 
@@ -68,7 +68,7 @@ def complain(text: str) -> None:
 
 
 def grid(*titles: str, right: Collection[str] = (), **options: Any) -> Table:
-    """Return a table for a command's output. Columns named in `right` are right-aligned."""
+    """Return an empty table with these column titles. Columns named in `right` are right-aligned."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     for title in titles:
         table.add_column(title, justify="right" if title in right else "left", **options)
@@ -99,7 +99,7 @@ def ended_by_signals() -> Iterator[None]:
 
 
 def command(function: Callable[P, R]) -> Callable[P, R]:
-    """Wrap a command: an expected error prints a line and exits with code 2, or 1 if nothing has been seen yet."""
+    """Wrap a command: after an expected error it prints one line and exits with code 2, or 1 for `NotSeenYet`."""
 
     @functools.wraps(function)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -113,7 +113,7 @@ def command(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def check_outputs(figures: Path | None, html: Path | None) -> None:
-    """Raise `BadInput` if the output files cannot be written. So a long command fails at once, not at its end."""
+    """Raise `BadInput` if the output files cannot be written, so that a long command fails at its start."""
     for option, path in (("--figures", figures), ("--html", html)):
         if path is not None and (path.is_dir() or not os.access(path.resolve().parent, os.W_OK)):
             raise BadInput(f"{option}: {path} cannot be written")
@@ -122,7 +122,7 @@ def check_outputs(figures: Path | None, html: Path | None) -> None:
 
 
 def job_number(text: str) -> int:
-    """Return a job id. Of a task, such as 4711_3, it is the array's id."""
+    """Return the job id in a text. For a task such as 4711_3, return the array's id."""
     match = re.fullmatch(r"([0-9]{1,15})(?:_[0-9]{1,9})?", text)
     if match is None:
         raise typer.BadParameter(f"{plain(text, 40)!r} is no job id")
@@ -130,7 +130,7 @@ def job_number(text: str) -> int:
 
 
 def settings_of(config: Path | None, database: str = "") -> Settings:
-    """Return the settings in a file. If the command line names a database, it replaces theirs."""
+    """Return the settings in a file. A database that the command line names replaces the one in the settings."""
     settings = load(config)
     if not database:
         return settings
@@ -148,12 +148,12 @@ def without_password(url: str) -> str:
 
 
 def reading_store(settings: Settings) -> Store:
-    """Open the job database for reading. If the settings name no cluster, the database may have only one."""
+    """Open the job database for reading. If the settings name no cluster, it must have only one cluster."""
     return Store.open(settings.database_url, settings.cluster, read_only=True)
 
 
 def own_store(settings: Settings, cluster: str) -> Store:
-    """Open the job database for writing; create it if it does not exist. A schema of another version stays."""
+    """Open the job database for writing, and create it if it does not exist. Its schema is not upgraded."""
     if migrate.current(settings.database_url) is None:
         if settings.scope == "own" and settings.database_url.startswith("sqlite"):
             backend = backend_of(settings.database_url)
@@ -167,7 +167,7 @@ def own_store(settings: Settings, cluster: str) -> Store:
 
 
 def published_for(settings: Settings) -> Path | None:
-    """Return the folder with the published jobs; None if there is none, or this user may read the database."""
+    """Return the folder with the published jobs of users; None if there is none or this user may read the database."""
     folder, uid = settings.views_folder, os.geteuid()
     if folder is None or uid == 0:
         return None
@@ -181,7 +181,7 @@ def published_for(settings: Settings) -> Path | None:
 
 
 def store_of_reader(settings: Settings, *, named: bool = False) -> Store:
-    """Open the job database for reading. If the user may not, open the file that the companion published for the user.
+    """Open the job database for reading, or the file that the companion published for this user if the user may not.
 
     If the command line names the database (`named`), no file replaces it. Raises `NotSeenYet` if there is neither.
     """
@@ -197,12 +197,12 @@ def store_of_reader(settings: Settings, *, named: bool = False) -> Store:
 
 
 def not_seen(settings: Settings, folder: Path) -> str:
-    """Return why no file for this user is in the folder of published jobs."""
+    """Return a sentence on why the folder of published jobs has no file for this user."""
     if not (folder / SITE_VIEW).exists():
         return f"this site's companion has published nothing in {folder} yet: is it running? Ask its operators"
     with Store.open(f"sqlite:///{folder / SITE_VIEW}", settings.cluster, read_only=True) as store:
         every_s = tick_s(settings, store)
-    return f"the companion looks every {every_s:.0f} s at jobs whose comment begins with `ones:`"
+    return f"the companion looks every {every_s:.0f} s for jobs whose comment begins with `ones:`"
 
 
 def tick_s(settings: Settings, store: Store) -> float:
@@ -218,7 +218,7 @@ def is_view(settings: Settings, store: Store) -> bool:
 
 
 def job_ids() -> list[tuple[str, str]]:
-    """Return ids and names of jobs that have not ended, for shell completion."""
+    """Return (id, name) of the jobs that have not ended, for shell completion."""
     try:
         with store_of_reader(settings_of(None)) as store:
             found = store.job_summaries(ended=0)
@@ -229,8 +229,8 @@ def job_ids() -> list[tuple[str, str]]:
 
 
 JOB_ID: dict[str, Any] = {"parser": job_number, "metavar": "JOB", "autocompletion": job_ids}
-"""Options for an argument of typer that is a job id: how to parse it, its name, and its completion."""
-JobArgument = Annotated[int, typer.Argument(help="Job id; of a block, such as 4711_3, its job.", **JOB_ID)]
+"""Options of typer for an argument that is a job id: its parser, its name in the help, and its completion."""
+JobArgument = Annotated[int, typer.Argument(help="Job id; 4711_3 means job 4711.", **JOB_ID)]
 
 
 def print_json(value: Any) -> None:
@@ -239,13 +239,13 @@ def print_json(value: Any) -> None:
 
 
 def person() -> str:
-    """Return the login name of this process's user. After sudo, return both names."""
+    """Return the login name of this process's user; after sudo, both names, as in `alice as root`."""
     user, before = getpass.getuser(), os.environ.get("SUDO_USER", "")
     return f"{before} as {user}" if before and before != user else user
 
 
 def record_action(store: Store, action: str, detail: str = "") -> None:
-    """Record in the database that this user did `action`."""
+    """Record in the database that this process's user did `action`."""
     store.add_action(ActionRecord(time.time(), person(), action, detail))
 
 
@@ -256,18 +256,18 @@ TIMES = "a date, a date and time, how long ago (7d, 36h), or Unix seconds"
 
 
 def length(text: str, what: str = "") -> float:
-    """Return the seconds in a duration such as 36h, 7d or 2w. Raises `BadInput`; `what` begins its message."""
+    """Return the seconds in a duration such as 36h, 7d or 2w. Raises `BadInput`, whose message begins with `what`."""
     found = _LENGTH.fullmatch(text.strip())
     if found is None:
-        raise _bad(text, what, "is no length of time: write a number and s, m, h, d or w, such as 7d")
+        raise _bad(text, what, "is not a duration: write a number and s, m, h, d or w, such as 7d")
     return float(found[1]) * UNITS[found[2]]
 
 
 def moment(text: str, what: str = "", now: float | None = None) -> float:
-    """Return a moment in Unix seconds. Raises `BadInput`; `what` begins its message.
+    """Return a moment in Unix seconds. Raises `BadInput`, whose message begins with `what`.
 
-    The text may be a date such as 2026-11-22 or 2026-11-22T18:00, which is local time unless it has a zone. It may also
-    be the duration from then to `now`, or Unix seconds.
+    The text may be a date such as 2026-11-22 or 2026-11-22T18:00, which is local time unless it has a time zone. It may
+    also be Unix seconds, or how long before `now` the moment was, such as 7d.
     """
     word = text.strip()
     if _LENGTH.fullmatch(word):
@@ -289,11 +289,11 @@ def moment(text: str, what: str = "", now: float | None = None) -> float:
 
 
 def span(since: str, until: str) -> tuple[float, float]:
-    """Return begin and end of a past time. Without `until` it ends now. Raises `BadInput`."""
+    """Return begin and end of a time span in the past. Without `until` it ends now. Raises `BadInput`."""
     now = time.time()
     began, ended = moment(since, "--since", now), moment(until, "--until", now) if until else now
     if not 0 <= began < ended <= now:
-        raise BadInput(f"--since: {since} is not before {until or 'now'}, or that is not in the past")
+        raise BadInput(f"--since: {since} is not before {until or 'now'}, or is not in the past")
     return began, ended
 
 

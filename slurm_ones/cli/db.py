@@ -42,8 +42,7 @@ _BARS = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Ti
 @app.command()
 @command
 def upgrade(config: ConfigOption = None, database: DatabaseOption = "") -> None:
-    """Create the database, or upgrade its schema to this version. For SQLite, a copy of the old file is kept next to
-    it.
+    """Create the database, or upgrade its schema to this version. An SQLite file is first copied, next to it.
 
     The upgrade is one transaction. If it is interrupted, nothing has changed, and it can be run again.
     """
@@ -62,11 +61,11 @@ def copy(
     source: Annotated[str, typer.Argument(help="URL of the database to copy.")],
     target: Annotated[str, typer.Argument(help="URL of the database to copy to; created if it does not exist.")],
 ) -> None:
-    """Copy a database, from SQLite to PostgreSQL or back, and compare each table's number of rows and checksum.
+    """Copy a database from SQLite to PostgreSQL or back, and compare each table's number of rows and checksum.
 
-    The companion may run meanwhile. Then stop it, run this command again to copy what is new, and name the new database
-    in the settings. An interrupted copy continues if it is run again. Passwords come from ~/.pgpass, PGPASSWORD or a
-    service file.
+    The companion may run meanwhile. To move to the copy, stop the companion, run this command again to copy what is
+    new, and name the new database in the settings. An interrupted copy continues if it is run again. Passwords come
+    from ~/.pgpass, PGPASSWORD or a service file.
     """
     with Progress(*_BARS, console=errors, transient=True) as bars:
         tasks: dict[tuple[str, str], TaskID] = {}
@@ -81,7 +80,7 @@ def copy(
     for row in moved:
         table.add_row(row.table, str(row.rows), str(row.copied), row.checksum[:16])
     console.print(table)
-    console.print(f"{backend_of(target).place} holds what {backend_of(source).place} holds", markup=False)
+    console.print(f"{backend_of(target).place} has the same rows as {backend_of(source).place}", markup=False)
 
 
 @app.command()
@@ -95,7 +94,7 @@ def export(
 ) -> None:
     """Copy the jobs of one user, or of each user, to a database file (SQLite, mode 0640).
 
-    A file replaces only an older export, and only once it is complete. If root runs this, each file belongs to its
+    Only an older export is replaced, and only once the new one is complete. If root runs this, each file belongs to its
     user.
     """
     if bool(user) != (file is not None) or bool(user) == (to is not None):
@@ -107,7 +106,7 @@ def export(
         assert file is not None
         done = [export_user(url, user, file, person())]
     for one in done:
-        whose = "" if one.owned else "; its owner is who ran this"
+        whose = "" if one.owned else "; it belongs to the user who ran this command"
         say(f"{one.path}: {one.jobs} jobs of {one.user}, nobody else's{whose}", 1000)
     if not done:
         console.print("no jobs are known, so nothing was exported")
@@ -119,20 +118,24 @@ def maintain(
     config: ConfigOption = None,
     database: DatabaseOption = "",
     older_than: Annotated[
-        str, typer.Option(help="Reduce samples of jobs ended longer ago, as 7d, to one a minute (default: settings).")
+        str,
+        typer.Option(help="Keep one sample a minute of jobs that ended longer ago, such as 7d (default: settings)."),
     ] = "",
     hours_older_than: Annotated[
-        str, typer.Option(help="Reduce samples of jobs that ended longer ago to one an hour (default: the settings).")
+        str,
+        typer.Option(help="Keep one sample an hour of jobs that ended longer ago, such as 90d (default: settings)."),
     ] = "",
     forget_older_than: Annotated[
         str,
-        typer.Option(help="Delete decisions without effect and resize steps of jobs ended before (default: settings)."),
+        typer.Option(
+            help="Delete decisions without effect and resize steps of jobs ended longer ago (default: settings)."
+        ),
     ] = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be done.")] = False,
 ) -> None:
-    """Reduce old rows, even while the companion runs. Rows that learning uses are kept.
+    """Reduce old rows, even while the companion runs. Rows from which curves are learned are kept.
 
-    Only rows of jobs that have ended are reduced. The command may be stopped at any time; the next one continues. An
+    Only rows of jobs that have ended are reduced. The command may be stopped at any time; its next call continues. An
     SQLite file does not become smaller, but new rows use the space that is freed.
     """
     settings = settings_of(config, database)
@@ -158,7 +161,7 @@ _STEPS = {"hours": "runs, by the hour", "minutes": "runs, by the minute", "decis
 
 
 def ages_of(settings: Settings, older_than: str, hours_older_than: str, forget_older_than: str) -> Ages:
-    """Return the ages in the settings, with those of the command line in their place."""
+    """Return the ages in the settings, replaced by those on the command line."""
     kept, day = settings.retention, UNITS["d"]
     forget_s = None if kept.forget_after_days is None else kept.forget_after_days * day
     return Ages(
@@ -169,11 +172,11 @@ def ages_of(settings: Settings, older_than: str, hours_older_than: str, forget_o
 
 
 def summary(done: Done, dry: bool) -> list[str]:
-    """Return lines on what a maintenance has done, or would do."""
+    """Return lines about what maintenance has done, or would do with `dry`."""
     if not (done.removed or done.rows):
-        return ["nothing to do: no job that ended has rows that old"]
+        return ["nothing to do: no ended job has rows that are old enough"]
     were = "would be" if dry else "were"
-    lines = [f"{done.removed} of {done.read} throughput samples {were} rolled up into the others, in {done.runs} runs"]
+    lines = [f"{done.removed} of {done.read} throughput samples {were} combined with others, in {done.runs} runs"]
     if done.rows:
         lines.append(f"{done.rows} rows of decisions and resize steps {were} deleted, of {done.jobs} jobs")
     return lines

@@ -22,14 +22,15 @@ from slurm_ones.demo.run import Demo, page_file, prepare, samples_line, torch_ve
 from slurm_ones.show import page_lacks
 
 TAKES_S = 90
-"""Seconds that a demo takes on two cores, as measured."""
+"""Seconds that a demo took when measured on two cores."""
 
 
 @command
 def demo(
     no_browser: Annotated[bool, typer.Option("--no-browser", help="Print only the page's address.")] = False,
     directory: Annotated[
-        Path | None, typer.Option(help="Where all files of the demo go: new or empty (default: a new temporary one).")
+        Path | None,
+        typer.Option(help="New or empty directory for all files of the demo (default: a new temporary one)."),
     ] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the page; 0: any that is free.")] = 0,
     small: Annotated[bool, typer.Option("--small", help="Fewer and shorter trainings.", hidden=True)] = False,
@@ -49,7 +50,7 @@ def demo(
     else:
         say("- torch is not installed here, so no real training runs: pip install 'slurm-ones[demo]'")
     say("- Simulated jobs, in the partition and of the user `simulated`, share 16 simulated GPUs next to them.")
-    say("The companion that resizes both is the one that runs at a site.")
+    say("The companion that resizes both is the same program as at a site.")
     # Without a display a browser would run in this terminal.
     window = sys.platform == "darwin" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
     status = 130
@@ -90,7 +91,7 @@ def _run(folder: Path, jobs: tuple[DemoJob, ...], simulated: int, lacks: list[st
 
 
 def _report(folder: Path, running: Demo, *, page: bool) -> bool:
-    """Print the report. Return True if each training used every sample of an epoch once."""
+    """Print the report. Return True if each training used every sample exactly once in each epoch."""
     say("")
     for one in running.submitted:
         report(job=one.job_id, config=running.settings)
@@ -99,10 +100,10 @@ def _report(folder: Path, running: Demo, *, page: bool) -> bool:
         state = running.progress.states.get(one.job_id, "never seen")
         if state != "COMPLETED":
             log = folder / f"slurm-{one.job_id}_0.out"
-            say(f"{one.job.name} should have completed and is {state}: what it printed is in {log}")
+            say(f"{one.job.name} should have completed but is {state}: its output is in {log}")
     for _, line in checked:
         say(f"Samples, by what each rank wrote down: {line}")
-    say("With the simulated jobs, whose speed is that of a model:")
+    say("All jobs, simulated ones included (their speed is computed from a model):")
     html = folder / "report.html" if page else None
     report(html=html, config=running.settings)
     if html is not None:

@@ -38,13 +38,13 @@ from slurm_ones.text import safe
 
 OLDEST = (21, 8)
 MOST_NEAR = 5
-"""Most jobs that are listed because their comments almost opt in."""
+"""Most jobs listed because their comments almost opt in."""
 
 
 def _version(client: SlurmClient, settings: Settings) -> Iterator[SiteFinding]:
     major, minor = client.version()
     fine = (major, minor) >= OLDEST
-    advice = "" if fine else "squeue --json exists from 21.08 on; the companion cannot read older releases"
+    advice = "" if fine else "the companion needs squeue --json, which Slurm has from 21.08 on"
     yield SiteFinding("ok" if fine else "bad", "Slurm", f"{major:02d}.{minor:02d}", advice)
     why = why_not_pyslurm()
     if client.name == "pyslurm":
@@ -61,7 +61,7 @@ def _version(client: SlurmClient, settings: Settings) -> Iterator[SiteFinding]:
 def _permission(client: SlurmClient, settings: Settings) -> Iterator[SiteFinding]:
     user = getpass.getuser()
     if published_for(settings) is not None:
-        yield ok("permission", f"this site's companion looks after {user}'s jobs; {user} needs none")
+        yield ok("permission", f"this site's companion acts on {user}'s jobs, so {user} needs no permission")
         return
     slurm_user = client.config().get("SlurmUser", "").split("(")[0]
     if settings.scope == "own":
@@ -93,7 +93,7 @@ def _gpus(client: SlurmClient, settings: Settings) -> Iterator[SiteFinding]:
         else:
             yield note(
                 what,
-                "Slurm knows of no GPUs there: its jobs are left alone",
+                "Slurm knows of no GPUs there, so its jobs are not resized",
                 f"if its nodes have GPUs, add [whole_node_gpus] {partition.name} = N to the settings",
             )
 
@@ -101,7 +101,7 @@ def _gpus(client: SlurmClient, settings: Settings) -> Iterator[SiteFinding]:
 def _requeue(client: SlurmClient, settings: Settings) -> Iterator[SiteFinding]:
     config = client.config()
     if config.get("JobRequeue", "1") == "0":
-        yield note("requeue", "JobRequeue=0: jobs are not requeued unless they ask", "templates ask for it")
+        yield note("requeue", "JobRequeue=0: only jobs with --requeue are requeued", "templates have --requeue")
     delay = re.search(r"requeue_delay=(\d+)", config.get("SchedulerParameters", ""))
     expire = re.search(r"cred_expire=(\d+)", config.get("AuthInfo", ""))
     # A requeued job waits until the credentials of its last run have expired.
@@ -129,11 +129,11 @@ def _blocks(client: SlurmClient, settings: Settings) -> Iterator[SiteFinding]:
 
 
 def _plugin(client: SlurmClient, settings: Settings) -> Iterator[SiteFinding]:
-    """Check that Slurm finds the plugin's scripts that it should run."""
+    """Check that Slurm's folder has the plugin's script, if Slurm is set to run it."""
     config = client.config()
     path = Path(config.get("SLURM_CONF", "/etc/slurm/slurm.conf")).parent / JOB_SUBMIT
     if names_lua(config.get("JobSubmitPlugins", "")) and not path.exists():
-        found = f"JobSubmitPlugins=lua, and {path} is not here"
+        found = f"JobSubmitPlugins=lua, but {path} does not exist here"
         advice = "on the controller's machine scontrol reconfigure fails without it: slurm-ones plugin install"
         yield note("plugin", found, advice)
 
@@ -163,19 +163,19 @@ def _directories(client: SlurmClient, settings: Settings) -> Iterator[SiteFindin
 
 
 def _published(spool: Path, file: Path = Path(SPOOL_FILE)) -> SiteFinding:
-    """Check on this machine that jobs can find the spool without settings. Compute nodes are not checked."""
+    """Check on this machine that jobs can find the spool by themselves. Compute nodes are not checked."""
     what = "spool for jobs"
     try:
         path = Path(file.read_text().strip())
         states = [one.lstat() for one in (file, file.parent)]
     except (OSError, ValueError):
         advice = f"write {spool} to {file} on every compute node, as root; or have jobs export ONES_SPOOL={spool}"
-        return note(what, f"{file} is not here, and was not looked for on compute nodes", advice)
+        return note(what, f"{file} does not exist here, and compute nodes were not checked", advice)
     if path != spool:
-        return bad(what, f"{file} names {path}, not {spool}", "write the spool of the settings there")
+        return bad(what, f"{file} names {path}, not {spool}", "write the spool from the settings into that file")
     if any(state.st_uid != 0 or state.st_mode & 0o022 for state in states):
-        return bad(what, f"others than root may write {file}, or its folder", "jobs do not believe it so")
-    return ok(what, f"{file} names it here; have the same file on every compute node")
+        return bad(what, f"users other than root may write {file} or its folder", "jobs ignore such a file")
+    return ok(what, f"{file} names it on this machine; put the same file on every compute node")
 
 
 def _settings_file(path: Path, settings: Settings) -> Iterator[SiteFinding]:
@@ -185,24 +185,24 @@ def _settings_file(path: Path, settings: Settings) -> Iterator[SiteFinding]:
         yield ok("settings", str(path))
     else:
         advice = f"put a password into a file of its own (database_url_file), then chmod 644 {path}"
-        yield note("settings", f"{path}: closed to users, who find their jobs by it", advice)
+        yield note("settings", f"{path}: users cannot read it, and so cannot find their jobs", advice)
 
 
 def _views(client: SlurmClient, settings: Settings) -> Iterator[SiteFinding]:
-    """Check what is visible to users who may not open the database. `_database` checks for the others."""
+    """Check what users see of their jobs if they may not open the database. `_database` checks the database itself."""
     folder = settings.views_folder
     if published_for(settings) is not None:
         assert folder is not None
         own = folder / view_name(os.geteuid())
         if own.exists():
-            yield ok("your jobs", f"{own} shows them, and nobody else's")
+            yield ok("your jobs", f"in {own}, without other users' jobs")
         else:
-            yield note("your jobs", "none of them has been seen yet", not_seen(settings, folder))
+            yield note("your jobs", "the companion has seen none of them yet", not_seen(settings, folder))
         return
     if settings.scope == "own":
         return
     if folder is None:
-        yield note("views", "none: users cannot see their jobs", "set views, or a spool, in the settings")
+        yield note("views", "not set, so users cannot see their jobs", "set views, or a spool, in the settings")
         return
     where = folder if folder.exists() else folder.parent
     try:
@@ -231,12 +231,12 @@ def _database(client: SlurmClient, settings: Settings) -> Iterator[SiteFinding]:
 
 
 def _comments(client: SlurmClient, settings: Settings) -> Iterator[SiteFinding]:
-    """List jobs whose comments almost opt in: this user's, or those of all users."""
+    """List jobs whose comments almost opt in: those of this user, or of all users."""
     jobs = client.snapshot().jobs.values()
     mine = [job for job in jobs if not job.ended and (settings.scope != "own" or job.uid == os.geteuid())]
     for job, right in [(job, right) for job in mine if (right := near_miss(job.comment))][:MOST_NEAR]:
-        advice = f'if it shall: scontrol update JobId={job.job_id} Comment="{right}"'
-        yield note("comments", f"job {job.job_id} nearly opts in, and is left alone", advice)
+        advice = f'to opt in: scontrol update JobId={job.job_id} Comment="{right}"'
+        yield note("comments", f"job {job.job_id} almost opts in, and is not resized", advice)
 
 
 _CHECKS: tuple[Callable[[SlurmClient, Settings], Iterator[SiteFinding]], ...] = (
@@ -271,7 +271,7 @@ def doctor(
     guests: Annotated[bool, typer.Option("--guests", help="Check only what guests need of Slurm.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """Check this site, and say what to change. Exit code 1: something is bad."""
+    """Check this site, and say what to change. The exit code is 1 if a check finds something bad."""
     settings = settings_of(config)
     if own:
         settings = settings.model_copy(update={"scope": "own"})

@@ -1,4 +1,4 @@
-"""Checks of `slurm-ones doctor --guests`: what Slurm's configuration lacks for guests, with the missing lines."""
+"""Checks of `slurm-ones doctor --guests`: what Slurm's configuration lacks for guests, and the lines to add."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ from slurm_ones.slurm.fields import seconds
 from slurm_ones.slurm.model import Partition, Quotas
 
 GRACE_S = 60
-"""Seconds of GraceTime that the checks recommend; they are enough for a training step."""
+"""GraceTime that the checks recommend, in seconds: enough for a training step."""
 LONG_EXEMPT_S = 60.0
-"""Seconds of PreemptExemptTime above which there is a warning. During that time after its start, a guest is not
+"""PreemptExemptTime above which there is a warning, in seconds. For that time after its start, a guest is not
 preempted, and other jobs wait for it."""
 WANTED = ("youngest_first", "send_user_signal", "reclaim_licenses")
-"""Options of PreemptParameters: preempt the youngest guest first, send a signal to its script, and reclaim licences."""
+"""Recommended options of PreemptParameters: preempt the youngest guest first, signal its script, and reclaim
+licences."""
 OLD_WANTED = ("preempt_youngest_first", "preempt_send_user_signal")
-"""The same options in SchedulerParameters, for releases of Slurm that do not know PreemptParameters."""
+"""`WANTED` as options of SchedulerParameters, for releases of Slurm without PreemptParameters."""
 
 
 LATELY_S = 30 * 86400.0
@@ -43,16 +44,16 @@ class SiteFinding:
     what: str
     found: str
     advice: str = ""
-    """Advice to the admin; empty if there is none."""
+    """Advice to the admin; empty if there is nothing to do."""
     lines: tuple[str, ...] = ()
-    """Lines that slurm.conf lacks, or commands of sacctmgr."""
+    """Lines to add to slurm.conf, or commands of sacctmgr to run."""
 
 
 ok, note, bad = (partial(SiteFinding, verdict) for verdict in ("ok", "note", "bad"))
 
 
 class PreemptedQos(NamedTuple):
-    """A QOS, as sacctmgr shows it."""
+    """A QOS and what it preempts, as sacctmgr shows it."""
 
     name: str
     priority: int = 0
@@ -68,12 +69,13 @@ class GuestSite(NamedTuple):
     config: Mapping[str, str]
     partitions: Mapping[str, Partition]
     qos: Mapping[str, PreemptedQos]
-    """QOS by name; empty if the site has no accounting."""
+    """Each QOS by name; empty if the site has no accounting."""
     quotas: Quotas = Quotas()
     associations: frozenset[tuple[str, str]] = frozenset()
     """Associations of users: (account, user)."""
     checkpoint: tuple[int, float] | None = None
-    """(job id, seconds) of the slowest recent checkpoint that was written for a resize; None if there was none."""
+    """(job id, seconds) of the slowest checkpoint of the last `LATELY_S` that was written for a resize; None if none
+    was."""
 
     def value(self, name: str) -> str:
         """Return a setting of slurm.conf; "" if it is not set."""
@@ -82,7 +84,7 @@ class GuestSite(NamedTuple):
 
 
 def read_site(client: SlurmClient, settings: Settings) -> GuestSite:
-    """Read the configuration from Slurm, and from its accounting and the job database if there are any."""
+    """Return the configuration from Slurm, and from accounting and the job database if they exist."""
     fields = "name,priority,preempt,preemptmode,gracetime,preemptexempttime"
     qos = {row[0]: _qos(*row) for row in sacctmgr("qos", fields=fields)}
     associations = frozenset((row[0], row[1]) for row in sacctmgr("associations", fields="account,user") if row[1])
@@ -118,7 +120,8 @@ def sacctmgr(*asked: str, fields: str) -> list[list[str]]:
 
 
 def examine_guests(site: GuestSite, settings: Settings) -> Iterator[SiteFinding]:
-    """Yield all findings about guests. If the settings name no guests, check the recipe that suits the site."""
+    """Yield all findings about guests. If the settings name no guests, check the recipe that suits the site: by QOS or
+    by partition."""
     default = next((one.name for one in site.partitions.values() if one.default), min(site.partitions, default=""))
     wanted = dict(settings.guests)
     if not wanted:
@@ -126,7 +129,7 @@ def examine_guests(site: GuestSite, settings: Settings) -> Iterator[SiteFinding]
         wanted = {default: meant}
         word = f'qos = "{meant.qos}"' if meant.qos else f'partition = "{meant.partition}"'
         advice = f"add to the companion's settings: [guests.{default}] {word}"
-        yield note("settings", "no guests: what follows is for the recipe of the page Guests", advice)
+        yield note("settings", "no guests: the checks below are for the recipe on the page Guests", advice)
     yield from _general(site, settings, by_qos=any(guest.qos for guest in wanted.values()))
     lent = {name for guest in wanted.values() for name in (guest.qos, guest.partition)}
     for name, guest in wanted.items():
@@ -145,20 +148,20 @@ def _general(site: GuestSite, settings: Settings, *, by_qos: bool) -> Iterator[S
         yield bad("PreemptType", now, f"guests here need {kind}", (f"PreemptType={kind}",))
     mode = site.value("PreemptMode").upper()
     if "SUSPEND" in mode or "GANG" in mode:
-        yield bad("PreemptMode", mode, "SUSPEND never frees GPUs", ("PreemptMode=CANCEL",))
+        yield bad("PreemptMode", mode, "suspended jobs keep their GPUs", ("PreemptMode=CANCEL",))
     elif mode in ("", "OFF"):
         yield bad("PreemptMode", "OFF", "nothing is preempted", ("PreemptMode=CANCEL",))
     else:
         yield ok("PreemptMode", mode)
     if exits := site.value("RequeueExit") or site.value("RequeueExitHold"):
-        advice = "guests that Slurm requeues are not held meanwhile, and start again by themselves"
+        advice = "with it, guests that Slurm requeues are not held, and start again by themselves"
         yield note("RequeueExit", exits, advice)
     yield _parameters(site)
     if (exempt_s := seconds(site.value("PreemptExemptTime"))) > LONG_EXEMPT_S:
-        yield note("PreemptExemptTime", f"{exempt_s:.0f} s", "jobs wait so long for a young guest")
+        yield note("PreemptExemptTime", f"{exempt_s:.0f} s", "jobs wait up to this long for a young guest")
     age, ticks = re.match(r"\d+", site.value("MinJobAge")), 2 * settings.interval_s
     if age is not None and int(age[0]) < ticks:
-        advice = "a preempted guest is used again only while Slurm remembers it: two ticks at least"
+        advice = "the companion can use a preempted guest again only while Slurm remembers it: at least two ticks"
         line = f"MinJobAge={max(300, int(ticks))}"
         yield bad("MinJobAge", f"{age[0]} s", advice, (line,))
     else:
@@ -166,7 +169,7 @@ def _general(site: GuestSite, settings: Settings, *, by_qos: bool) -> Iterator[S
 
 
 def _parameters(site: GuestSite) -> SiteFinding:
-    """Check which guests are preempted first. A Slurm that does not show PreemptParameters does not know it."""
+    """Check the options of preemption (`WANTED`). A Slurm that does not show PreemptParameters does not have it."""
     name, wanted = (
         ("PreemptParameters", WANTED) if "PreemptParameters" in site.config else ("SchedulerParameters", OLD_WANTED)
     )
@@ -178,7 +181,10 @@ def _parameters(site: GuestSite) -> SiteFinding:
 
 
 def _by_qos(site: GuestSite, name: str, lent: Collection[str]) -> Iterator[SiteFinding]:
-    """Check a QOS of guests. `lent` has the names of all QOS and partitions for guests; these need not preempt."""
+    """Check the QOS of guests, and that each other QOS preempts it.
+
+    `lent` has the names of all QOS and partitions for guests, which need not preempt.
+    """
     set_it = f"sacctmgr -i modify qos {name} set"
     if not site.qos:
         yield bad(f"QOS {name}", "there is no accounting", 'use a partition: partition = "scavenge"')
@@ -197,37 +203,42 @@ def _by_qos(site: GuestSite, name: str, lent: Collection[str]) -> Iterator[SiteF
 def _qos_of_guests(site: GuestSite, guest: PreemptedQos, set_it: str) -> Iterator[SiteFinding]:
     what, mode = f"QOS {guest.name}", guest.mode if guest.mode != "cluster" else site.value("PreemptMode").lower()
     if "suspend" in mode or "gang" in mode:
-        yield bad(what, f"PreemptMode={mode}", "SUSPEND never frees GPUs", (f"{set_it} preemptmode=cancel",))
+        yield bad(what, f"PreemptMode={mode}", "suspended jobs keep their GPUs", (f"{set_it} preemptmode=cancel",))
     elif "requeue" in mode:
-        yield note(what, f"PreemptMode={mode}", "the companion holds guests, so that they come back held")
+        yield note(
+            what, f"PreemptMode={mode}", "the companion holds guests, so that they do not start again by themselves"
+        )
     else:
         yield ok(what, f"PreemptMode={mode}")
     if lacks := _grace(site, guest.grace_s):
         yield note(what, *lacks[:2], (f"{set_it} gracetime={lacks[2]}",))
     if guest.exempt_s > LONG_EXEMPT_S:
-        yield note(what, f"exempt for {guest.exempt_s:.0f} s", "jobs wait so long for a young guest")
+        yield note(what, f"exempt for {guest.exempt_s:.0f} s", "jobs wait up to this long for a young guest")
     others = [qos.priority for qos in site.qos.values() if qos.name != guest.name]
     if others and guest.priority >= max(others) > 0:
         yield note(what, "its priority is not the lowest", "", (f"{set_it} priority=0",))
 
 
 def _grace(site: GuestSite, grace_s: float) -> tuple[str, str, int] | None:
-    """Return (grace time, why it is too short, 1.5 times the slowest checkpoint in s); None if it is long enough."""
+    """Return None if the grace time suffices; else (its setting, why it is too short, recommended seconds).
+
+    Recommended are 1.5 times the slowest checkpoint.
+    """
     job_id, checkpoint_s = site.checkpoint or (0, 0.0)
     if grace_s and grace_s >= checkpoint_s:
         return None
     wanted = max(GRACE_S, math.ceil(1.5 * checkpoint_s / 60) * 60)
     if checkpoint_s > grace_s:
-        advice = f"the changes of job {job_id} take a checkpoint of {checkpoint_s:.0f} s"
+        advice = f"job {job_id} needs {checkpoint_s:.0f} s to write the checkpoint for a change of its blocks"
         return f"GraceTime={grace_s:.0f}", advice, wanted
-    return "GraceTime=0", "a job that changes by a checkpoint needs as long as that takes", wanted
+    return "GraceTime=0", "a job whose blocks change by a checkpoint needs the time to write it", wanted
 
 
 def _by_partition(site: GuestSite, home: str, name: str, lent: Collection[str]) -> Iterator[SiteFinding]:
     base, guest, what = site.partitions.get(home), site.partitions.get(name), f"partition {name}"
     tier = base.tier if base is not None else 0
     if base is None:
-        yield bad(f"partition {home}", "does not exist", "name one of Slurm's in [guests.PARTITION]")
+        yield bad(f"partition {home}", "does not exist", "name a partition of Slurm in [guests.PARTITION]")
     elif guest is None:
         nodes = ",".join(base.node_names)
         line = f"PartitionName={name} Nodes={nodes} PriorityTier=1 PreemptMode=CANCEL GraceTime={GRACE_S}"
@@ -235,7 +246,7 @@ def _by_partition(site: GuestSite, home: str, name: str, lent: Collection[str]) 
         yield bad(what, "does not exist", "", (line, *raised))
     else:
         if not {*guest.node_names} <= {*base.node_names}:
-            yield bad(what, f"has other nodes than {home}", "guests of a job train with its base there")
+            yield bad(what, f"has nodes that {home} lacks", "guests train with base blocks on {home}'s nodes")
         if guest.tier >= base.tier:
             line = f"PartitionName={home} … PriorityTier={(tier := guest.tier + 9)}"
             yield bad(what, f"its PriorityTier is not below that of {home}", "", (line,))
@@ -250,14 +261,17 @@ def _by_partition(site: GuestSite, home: str, name: str, lent: Collection[str]) 
 
 
 def _preempted_too(site: GuestSite, base: Partition, tier: int, lent: Collection[str]) -> Iterator[SiteFinding]:
-    """Check if jobs of other partitions on the same nodes would be preempted once `base` has this tier. A partition
-    without a PreemptMode has the PreemptMode of slurm.conf."""
+    """Check that no jobs but guests are preempted once partition `base` has this PriorityTier.
+
+    Jobs of partitions with a lower tier on the same nodes would be, unless their PreemptMode is OFF. A partition
+    without a PreemptMode has that of slurm.conf.
+    """
     over = [one for one in site.partitions.values() if one.name not in lent and one.node_set & base.node_set]
     tiers = {one.name: tier if one.name == base.name else one.tier for one in over}
     none_yet = site.value("PreemptMode").upper() in ("", "OFF")
     for one in over:
         if tiers[one.name] < max(tiers.values()) and (none_yet or "OFF" not in one.preempt_mode.upper()):
-            found = "others over its nodes have a higher PriorityTier: they preempt its jobs, which are no guests"
+            found = "other partitions on its nodes have a higher PriorityTier and preempt its jobs, which are no guests"
             line = f"PartitionName={one.name} … PreemptMode=OFF"
             yield SiteFinding("note" if none_yet else "bad", f"partition {one.name}", found, "", (line,))
 
@@ -271,10 +285,10 @@ def _account(site: GuestSite, guest: GuestSettings) -> Iterator[SiteFinding]:
             return
         lines = () if users else (f"sacctmgr -i add account {guest.account}",)
         add = f"sacctmgr -i add user {','.join(lacking)} account={guest.account}"
-        found = f"without {', '.join(lacking[:5])}{' …' if len(lacking) > 5 else ''}: their jobs get no guests"
+        found = f"without {', '.join(lacking[:5])}{' …' if len(lacking) > 5 else ''}: these users' jobs get no guests"
         yield note(f"account {guest.account}", found, "", (*lines, add))
     else:
         held = {q.account for q in site.quotas.all if q.account and not (q.qos or q.user or q.per_job)}
         for account in sorted(held):
-            advice = 'guests use that up: give them an account of their own, account = "guests"'
+            advice = 'guests count towards it: give them an account of their own, account = "guests"'
             yield note(f"account {account}", "has a GrpTRES", advice)

@@ -1,4 +1,4 @@
-"""Commands `slurm-ones import …`, which read history from other sources into the job database."""
+"""Commands `slurm-ones import …`, which read a site's past from other sources into the job database."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ app = typer.Typer(add_completion=False, help="Import the past from other sources
 SINCE = "90d"
 """Default of the option `--since`."""
 AT_ONCE = 500
-"""Jobs that are stored in one transaction. They are so few that a companion never waits long."""
+"""Number of jobs stored in one transaction; few, so that a companion never waits long for the database."""
 SHOWN, MOST_BAD = 20, 10_000
-"""Most bad rows that are shown, and most that are remembered."""
+"""Most bad rows that are printed, and most that are kept in memory."""
 
 LEARNED = (
-    "Learning does not use these jobs: accounting tells neither speeds nor losses, without which no throughput or "
-    "progress can be predicted. The figures above and the views do."
+    "These jobs are used in the figures above and in the views, but not for predictions: accounting has neither "
+    "throughput nor loss."
 )
 
 
@@ -57,9 +57,9 @@ class Read:
     stored: Imported = field(default_factory=Imported)
     rows: int = 0
     bad: dict[tuple[str, str], str] = field(default_factory=dict)
-    """Text about each bad row, by (reason, beginning of the row)."""
+    """Message about each bad row, by (reason, beginning of the row)."""
     left: int = 0
-    """Number of requeued jobs that have not ended yet."""
+    """Number of jobs that were requeued and have not ended yet."""
     first: float = inf
     last: float = -inf
     """Latest submission, Unix seconds; `first` is the earliest."""
@@ -70,13 +70,13 @@ class AccountingPiece(NamedTuple):
 
     rows: Iterable[AccountingRow | Rejected]
     end: float
-    """Unix time. All runs that ended earlier are in this piece or in one before it."""
+    """Unix time. This piece and those before it have all runs that ended earlier."""
     place: str
-    """Text that says where a bad row is, with {} for its number."""
+    """Text that says where a bad row is. `{}` stands for the row's number."""
 
 
 def pieces_of(sacct: Sacct, since: float, until: float) -> Iterator[AccountingPiece]:
-    """Yield the accounting of each day."""
+    """Yield the accounting of each day between two times."""
     for start, end in days(since, until):
         # A job that ends in the last second of the last piece ended before now.
         by = end if end < until else end + 1.0
@@ -84,7 +84,7 @@ def pieces_of(sacct: Sacct, since: float, until: float) -> Iterator[AccountingPi
 
 
 def bring(pieces: Sequence[AccountingPiece], store: Store, bars: Progress) -> Read:
-    """Read the pieces of accounting, one after the other, and store the jobs that ended in them."""
+    """Read the pieces of accounting in order, and store the jobs that ended in them."""
     read, past = Read(), PastJobs(lambda array: bool(store.jobs([array]) and store.blocks(array)))
     task = bars.add_task("accounting", total=len(pieces))
     for piece in pieces:
@@ -116,25 +116,29 @@ def _imports() -> None:
 def sacct(
     file: Annotated[
         Path | None,
-        typer.Argument(help="What sacct --parsable2 wrote with its header, on any machine (default: ask sacct)."),
+        typer.Argument(help="Output of sacct --parsable2 with its header, from any machine (default: run sacct)."),
     ] = None,
     since: Annotated[str, typer.Option(help=f"Start: 2026-01-31, or an age such as 30d (default: {SINCE}).")] = "",
     until: Annotated[str, typer.Option(help="End (default: now).")] = "",
     cluster: Annotated[
-        str, typer.Option(help="Another cluster of the same accounting, stored under its name (default: this one).")
+        str,
+        typer.Option(
+            help="Another cluster in the same accounting; its jobs are stored under its name (default: this cluster)."
+        ),
     ] = "",
     config: ConfigOption = None,
     database: DatabaseOption = "",
     json: JsonOption = False,
 ) -> None:
-    """Read Slurm's accounting, so that a new site knows its own rate of submissions and its run times.
+    """Read Slurm's accounting, so that a new site knows its own arrival rate and run times.
 
-    All jobs that have ended are read, of all users whom you may see. The command may be repeated. Jobs that are stored
-    already, or that the companion has seen, stay as they are. Rows that cannot be right are listed and not stored.
+    All jobs that have ended are read, of all users whose jobs you may see. The command may be repeated. Jobs that are
+    stored already, or that the companion has seen, stay as they are. Rows that cannot be right are listed and not
+    stored.
     """
     settings, (began, ended) = settings_of(config, database), span(since or SINCE, until)
     if file is not None and (since or until):
-        raise BadInput(f"--since and --until: sacct is asked for them; {file} is read whole")
+        raise BadInput(f"--since and --until are for sacct; {file} is read as a whole")
     own = cluster or (settings.cluster if file is not None else "")
     own = own or CommandClient(timeout_s=settings.timeout_s).config().get("ClusterName", "")
     if file is not None:
@@ -154,7 +158,7 @@ def sacct(
     for line in islice(read.bad.values(), SHOWN):
         complain(line)
     if len(read.bad) > SHOWN:
-        complain(f"and {len(read.bad) - SHOWN} more rows that cannot be believed")
+        complain(f"and {len(read.bad) - SHOWN} more bad rows")
     if json:
         counts_of = {**read.stored._asdict(), "rows": read.rows, "bad_rows": len(read.bad), "requeued": read.left}
         print_json({"imported": counts_of, "workload": found})
@@ -164,17 +168,17 @@ def sacct(
 
 
 def summary(read: Read) -> list[str]:
-    """Return lines on the result of an import."""
+    """Return lines about the result of an import."""
     done = read.stored
     bad = f", {len(read.bad)} of them bad" if read.bad else ""
     return [
-        f"{read.rows} rows{bad}: {done.new} jobs new, {done.changed} changed, {done.same} known as they are, "
-        f"{done.companion} that the companion knows; {read.left} were requeued and have not ended"
+        f"{read.rows} rows{bad}: {done.new} jobs new, {done.changed} changed, {done.same} unchanged, "
+        f"{done.companion} that the companion has seen; {read.left} were requeued and have not ended"
     ]
 
 
 def described(work: PastWorkload) -> list[str]:
-    """Return lines on the imported workload."""
+    """Return lines about the imported jobs: arrivals, run times, waiting times and GPUs."""
     kind = "jobs with GPUs" if work.gpu_jobs else "jobs"
     lines = [
         f"submitted from {minute(work.first)} to {minute(work.last)}: {work.jobs} jobs, {work.gpu_jobs} with GPUs ("
@@ -193,9 +197,7 @@ def described(work: PastWorkload) -> list[str]:
             f"{work.gpu_hours:.1f} GPU-hours"
         )
     else:
-        lines.append(
-            "GPUs: none. If its jobs had some, accounting does not count them: it takes AccountingStorageTRES=gres/gpu"
-        )
+        lines.append("GPUs: none. If jobs had GPUs, accounting does not count them: set AccountingStorageTRES=gres/gpu")
     lines += [
         f"  {one.user}'s {one.name}: {one.jobs} jobs, median {seconds(one.run_s.median)} on {one.gpus.median:.0f} GPUs"
         for one in work.namesakes

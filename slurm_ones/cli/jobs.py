@@ -58,7 +58,7 @@ JobsOption = Annotated[str, typer.Option("--job", "-j", help="These jobs: ids, s
 def selected(
     *, me: bool = False, user: str = "", partition: str = "", account: str = "", states: str = "", jobs: str = ""
 ) -> JobFilter:
-    """Return the filter that a command's options describe. Raises `typer.BadParameter`, which names the bad word."""
+    """Return the filter that a command's options describe. Raises `typer.BadParameter` if a word in them is wrong."""
     users = _words(user) | ({getpass.getuser()} if me else frozenset())
     return JobFilter(
         users, _words(partition), _words(account), _states(states), frozenset(map(job_number, _words(jobs)))
@@ -97,7 +97,7 @@ def jobs(
     """Show state, shape, batch, throughput, progress and resizes of the jobs that opted in."""
     selection = selected(me=me, user=user, partition=partition, account=account, states=states, jobs=job)
     if ids and selection != JobFilter():
-        raise BadInput("options choose among jobs: leave them out, or the jobs' ids")
+        raise BadInput("give either job ids or options that select jobs, not both")
     settings = settings_of(config, database)
     try:
         store = store_of_reader(settings, named=bool(database))
@@ -127,7 +127,7 @@ def _alive(live: Live) -> list[JobSummary]:
 
 
 def _in_states(live: Live, slurm: Mapping[int, WholeJob]) -> Live:
-    """Return the jobs as Slurm has them."""
+    """Return the same jobs with state and shape as in `slurm`, if they are in it."""
     jobs = []
     for one in live.jobs:
         job = _as_in(slurm, one.job)
@@ -137,9 +137,9 @@ def _in_states(live: Live, slurm: Mapping[int, WholeJob]) -> Live:
 
 
 def _as_in(slurm: Mapping[int, WholeJob], job: JobSummary) -> JobSummary:
-    """Return the job with the state and shape that it has in Slurm, if it is known there.
+    """Return the job with the state and shape that it has in `slurm`, if it is in it.
 
-    Blocks of a running job count only once they train, so its shape stays the reported one.
+    A running job of blocks keeps its reported shape, since a block counts only once it trains.
     """
     now = slurm.get(job.job_id)
     if now is None or (now.by_blocks and now.running and job.running):
@@ -155,7 +155,9 @@ def _show(found: list[ShownJob]) -> None:
     shown, width, left_out = measured(columns, found, console.width if console.is_terminal else None)
     console.print(shown, width=width, crop=False)
     if left_out:
-        console.print(f"[dim]too narrow here for {', '.join(left_out)}; --json has all[/]", soft_wrap=True)
+        console.print(
+            f"[dim]the terminal is too narrow for {', '.join(left_out)}; --json has all columns[/]", soft_wrap=True
+        )
     if kept := counted(one.cause for one in found if one.cause):
         console.print(kept, soft_wrap=True)
     for note in notes(found):
@@ -163,9 +165,11 @@ def _show(found: list[ShownJob]) -> None:
 
 
 def reader(settings: Settings, *, named: bool, also: Collection[int] = ()) -> Callable[[], Live]:
-    """Return a function that reads the jobs and `also`, from a newly opened database, whose file may be replaced.
+    """Return a function that reads the jobs that have not ended, the last ended ones, and `also`.
 
-    It asks Slurm for their states at most every `STATES_S` seconds; those of a later tick replace them."""
+    Each call opens the database, because its file may have been replaced. It asks Slurm for the jobs at most every
+    `STATES_S` seconds. Slurm's answer holds until the companion's next tick.
+    """
     asked, slurm = -math.inf, dict[int, WholeJob]()
 
     def look() -> Live:
@@ -189,13 +193,13 @@ def top(
     states: StatesOption = "",
     job: JobsOption = "",
     sort: Annotated[str, typer.Option("--sort", "-S", help="Column to sort by; -COLUMN: largest first.")] = "job",
-    every: Annotated[float, typer.Option(help="Seconds between two looks at the database.", min=0.5)] = 2.0,
+    every: Annotated[float, typer.Option(help="Seconds between two reads of the database.", min=0.5)] = 2.0,
     once: Annotated[bool, typer.Option("--once", help="Print the table once, and end.")] = False,
     config: ConfigOption = None,
     database: DatabaseOption = "",
     json: JsonOption = False,
 ) -> None:
-    """Show elastic jobs live: why each has its size, its log, and which nodes it is on."""
+    """Show elastic jobs live. For a selected job, show the reason for its size, its log, or its nodes."""
     name = sort.removeprefix("-")
     if name not in BY_WORD:
         raise typer.BadParameter(f"{plain(name, 40)!r} is no column: {listed((column.title for column in TOP), name)}")
@@ -242,7 +246,10 @@ def why(
 
 
 def slurm_now(settings: Settings, jobs: Sequence[JobSummary]) -> dict[int, WholeJob]:
-    """Return those of these jobs that Slurm knows, as it has them; none if it does not answer soon."""
+    """Return these jobs as Slurm shows them now, by job id. Jobs that Slurm does not know are left out.
+
+    Return none if Slurm does not answer within `ASK_S` seconds.
+    """
     question = ["squeue", "--json", "--states=all", f"--jobs={','.join(str(job.job_id) for job in jobs[-MOST_NAMED:])}"]
     try:
         text = CommandClient(timeout_s=min(settings.timeout_s, ASK_S)).run(question) if jobs else "{}"
@@ -256,15 +263,15 @@ def slurm_now(settings: Settings, jobs: Sequence[JobSummary]) -> dict[int, Whole
 
 
 ASK_S = 3.0
-"""Seconds for which a command waits for Slurm's answer."""
+"""Longest wait of a command for Slurm's answer, in seconds."""
 STATES_S = 30.0
-"""Seconds between two such questions of `top`."""
+"""Seconds between two queries of `top` to Slurm."""
 
 HOW = '#SBATCH --comment="ones: gpus=1-16"'
 
 
 def unknown_job(settings: Settings, job_id: int, store: Store) -> str:
-    """Return why a job is not in the database. Slurm is asked once."""
+    """Return a sentence on why a job is not in the database. It asks Slurm once."""
     own_only = is_view(settings, store)
     head = f"job {job_id} is not {'among your jobs there' if own_only else f'in the database {store.place}'}"
     try:
@@ -278,14 +285,14 @@ def _why(job: SlurmJob | None, settings: Settings, own_only: bool, every_s: floa
     if job is None:
         also = ", or it is another user's" if own_only else ""
         return (
-            "Slurm does not know it. There was no such job, or it has ended: without having opted in "
-            f"({HOW}), before a companion saw it, or so long ago that its rows were removed{also}"
+            "Slurm does not know it. It never existed, or it has ended: it had not opted in "
+            f"({HOW}), no companion saw it, or its rows were removed since{also}"
         )
     user = getpass.getuser()
     if job.user != user and own_only:
-        return f"it belongs to {plain(job.user, 40)}, and is not yours to see"
+        return f"it belongs to {plain(job.user, 40)}, and each user sees only their own jobs"
     if job.user != user and settings.scope == "own":
-        return f"it belongs to {plain(job.user, 40)}, and this companion looks only after {user}'s own jobs"
+        return f"it belongs to {plain(job.user, 40)}, and this companion acts only on {user}'s own jobs"
     try:
         opted_in = parse_comment(job.comment) is not None
     except BadComment:

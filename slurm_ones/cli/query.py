@@ -34,7 +34,8 @@ from slurm_ones.cli.common import (
 from slurm_ones.text import plain, safe
 
 TABLE_ROWS = 1_000
-"""Most rows of a table without `--limit`. All are read before printing, because column widths depend on them."""
+"""Most rows of a table without `--limit`. All of them are read before printing, because they decide the column
+widths."""
 
 
 class Format(str, Enum):
@@ -51,7 +52,7 @@ def query(
     name: Annotated[
         str,
         typer.Argument(
-            help="View or saved query. Without a name and without SQL: list all.",
+            help="View or saved query (default, without SQL: list all of them).",
             autocompletion=lambda: [*VIEWS, *saved_queries()],
         ),
     ] = "",
@@ -70,12 +71,12 @@ def query(
 ) -> None:
     """Query the job database. A query cannot change anything."""
     if sum((bool(name), bool(sql), file is not None)) > 1:
-        raise QueryError("a name, --sql and --file are three ways to ask: give one")
+        raise QueryError("give only one of a name, --sql and --file")
     view, saved = VIEWS.get(name), saved_queries()
     if name and view is None and name not in saved:
         raise QueryError(f"no view or saved query is called {name!r}; there are {listed((*VIEWS, *saved), name)}")
     if columns and view is None:
-        raise QueryError("--columns is for views; SQL names its own")
+        raise QueryError("--columns is only for views; in SQL, name the columns in the statement")
     if view is not None:
         values = _parameters(param or (), {column.name: column.kind for column in view.columns})
         question = view_query(name, list(values), [column.strip() for column in columns.split(",") if column.strip()])
@@ -101,7 +102,7 @@ def _parameters(given: Sequence[str], kinds: Mapping[str, str]) -> dict[str, int
 
 
 def _value(name: str, text: str, kind: str) -> int | float | str:
-    """Return the value of a parameter of this kind. Raises `QueryError` or `BadInput`, which say what is accepted."""
+    """Return the value of a parameter of this kind (in `KINDS`). Raises `QueryError` or `BadInput` for a bad text."""
     if kind in _PLAIN:
         read, meant = _PLAIN[kind]
         found = read(text)
@@ -132,7 +133,8 @@ _PLAIN: Mapping[str, tuple[Callable[[str], int | float | None], str]] = {
     "float": (lambda text: _number(text, float), "a number, such as 0.5"),
     "bool": (lambda text: {"0": 0, "1": 1, "false": 0, "true": 1}.get(text.lower()), "0 or 1"),
 }
-"""Parser (None for bad text) and description of each kind of parameter that does not depend on the time."""
+"""(Parser, description) of each kind of parameter that does not depend on the time. The parser returns None for bad
+text."""
 
 
 def _guessed(text: str) -> int | float | str:
@@ -201,7 +203,7 @@ def _write_csv(columns: Sequence[str], rows: Iterator[tuple[Any, ...]], target: 
 
 
 def _write_json(columns: Sequence[str], rows: Iterator[tuple[Any, ...]], target: IO[str]) -> None:
-    """Write rows as a list of JSON objects, one on each line. Infinite numbers and NaN become null."""
+    """Write rows as a list of JSON objects, one per line. Infinite numbers and NaN become null."""
     separator = "[\n"
     for row in rows:
         values = [None if isinstance(value, float) and not math.isfinite(value) else value for value in row]
@@ -212,7 +214,7 @@ def _write_json(columns: Sequence[str], rows: Iterator[tuple[Any, ...]], target:
 
 
 def _plain_value(value: Any) -> Any:
-    """Convert values that JSON does not have: exact decimals, times, bytes."""
+    """Convert a value that JSON does not have: an exact decimal, a time, or bytes."""
     if isinstance(value, bytes):
         return value.hex()
     try:
@@ -242,7 +244,7 @@ def _write_parquet(columns: Sequence[str], rows: Iterator[tuple[Any, ...]], outp
 
 
 def _print_table(columns: Sequence[str], rows: Sequence[tuple[Any, ...]], name: str) -> None:
-    """Print rows as a table. If it is wider than the terminal, print each row as a list of its columns."""
+    """Print rows as a table. If it is wider than the terminal, print each row as a list of column and value."""
     said = {column.of for column in VIEWS[name].columns} if name else set()
     # Where a time is shown as text, its seconds are for programs.
     kept = [i for i, column in enumerate(columns) if column not in said]

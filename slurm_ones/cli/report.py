@@ -1,5 +1,4 @@
-"""Command `slurm-ones report`: GPUs used by a job, by a user or in a time, what resizing gained and cost, and
-advice."""
+"""Command `slurm-ones report`: GPUs that jobs used, gains and costs of resizing, and advice."""
 
 from __future__ import annotations
 
@@ -34,18 +33,23 @@ from slurm_ones.simulate import BadInput
 
 @command
 def report(
-    job: Annotated[int | None, typer.Argument(help="Job id (default: all jobs of a user or span).", **JOB_ID)] = None,
-    user: Annotated[str, typer.Option("--user", "-u", help="Jobs of this user.")] = "",
-    since: Annotated[str, typer.Option(help=f"Jobs that had not ended then: {TIMES}.")] = "",
-    until: Annotated[str, typer.Option(help="Jobs that were submitted before then.")] = "",
-    html: Annotated[Path | None, typer.Option(help="Write a page to this file as well: one file, no network.")] = None,
+    job: Annotated[
+        int | None, typer.Argument(help="Job id (default: all jobs, or those that the options select).", **JOB_ID)
+    ] = None,
+    user: Annotated[str, typer.Option("--user", "-u", help="Only jobs of this user.")] = "",
+    since: Annotated[str, typer.Option(help=f"Only jobs that had not ended at this time: {TIMES}.")] = "",
+    until: Annotated[str, typer.Option(help="Only jobs that were submitted before this time.")] = "",
+    html: Annotated[
+        Path | None,
+        typer.Option(help="Also write the report as a page to this file; it needs no other file and no network."),
+    ] = None,
     config: ConfigOption = None,
     database: DatabaseOption = "",
     json: JsonOption = False,
 ) -> None:
-    """Report what jobs used, what resizing gained and cost, and what to do better."""
+    """Report the GPUs that jobs used, what resizing gained and cost, and what to do better."""
     if job is not None and (user or since or until):
-        raise BadInput("--user, --since and --until choose among jobs: leave them out, or the job's id")
+        raise BadInput("give either a job id or --user, --since and --until, not both")
     check_outputs(None, html)
     settings = settings_of(config, database)
     begin, end = moment(since, "--since") if since else None, moment(until, "--until") if until else None
@@ -83,7 +87,7 @@ def _title(user: str, since: str, until: str) -> str:
 
 
 def _counted(told: dict[int, list[str]]) -> list[str]:
-    """Return lines on how many jobs have advice."""
+    """Return lines on the number of jobs with advice."""
     jobs = [str(job_id) for job_id, texts in told.items() if texts]
     if not jobs:
         return []

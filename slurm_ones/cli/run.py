@@ -50,17 +50,18 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 REFUSED = 78
-"""Exit code if the settings are refused (EX_CONFIG). systemd need not restart the service then."""
+"""Exit code if the settings are refused (EX_CONFIG). With it, systemd does not restart the service."""
 JITTER = 0.05
-"""Largest relative change of a wait, so that companions of several clusters do not query Slurm all at once."""
+"""Largest random change of a wait, as a share of it, so that companions of several clusters do not query Slurm in
+step."""
 RETRY_S = 30.0
-"""Seconds after which a service tries again to reach controller or database."""
+"""Seconds between a service's tries to reach controller or database."""
 SPARE_S = 30.0
-"""Seconds added to the time for stopping: for a command that runs, and for the database."""
+"""Seconds that systemd allows in addition when the service stops: for a running command and the database."""
 
 
 def _read_settings(config: Path | None, database: str, act: bool | None, own: bool) -> Settings:
-    """Return the settings in the file, changed by the command line. Raises `ConfigError`."""
+    """Return the settings in the file, with the changes from the command line. Raises `ConfigError`."""
     settings = settings_of(config, database)
     changes: dict[str, Any] = {}
     if act is not None:
@@ -77,11 +78,14 @@ def _read_settings(config: Path | None, database: str, act: bool | None, own: bo
 
 EAGER_S = 30.0
 SLOW_RPC_S = 1.0
-"""Mean seconds of slurmctld's RPCs above which it counts as busy."""
+"""Mean time of slurmctld's RPCs, in seconds, above which slurmctld counts as busy."""
 
 
 def paced(settings: Settings, client: SlurmClient) -> Settings:
-    """Return the settings; in user mode a tick of 30 s, unless `tick_s` is set or slurmctld is limited or busy."""
+    """Return the settings, in user mode with a tick every `EAGER_S` seconds if nothing speaks against it.
+
+    They are unchanged if `tick_s` is set, or if slurmctld limits the rate of RPCs or is busy.
+    """
     if settings.scope != "own" or settings.tick_s is not None:
         return settings
     try:
@@ -109,7 +113,7 @@ def _metrics(settings: Settings) -> Metrics | None:
 
 
 class _Service:
-    """Process of the companion: its signals, its reloads, and its retries if controller or database is missing."""
+    """Process of the companion: its signals, reloads, and retries while controller or database does not answer."""
 
     def __init__(self, notifier: Notifier, read: Callable[[], Settings], last: logs.LastErrorHandler) -> None:
         self.notifier = notifier
@@ -121,19 +125,19 @@ class _Service:
         self._reload_asked = threading.Event()
 
     def publish(self, cluster: str, settings: Settings) -> None:
-        """Start to publish users' views, if the settings name a folder for that."""
+        """Start to publish a file for each user, if the settings name a folder for that."""
         self.publish_no_more()
         if settings.views_folder is not None:
             self.publisher = Publisher(settings.database_url, cluster, settings.views_folder)
             self.publisher.start()
 
     def notify(self, cluster: str, settings: Settings) -> None:
-        """Start to notify by these settings. Earlier ones end."""
+        """Start notifications by these settings, in place of earlier ones."""
         self.notifications.close()
         self.notifications = Notifications(settings.notify, cluster, settings.mode)
 
     def publish_no_more(self) -> None:
-        """Publish a last time, then stop."""
+        """Publish the users' files one last time, then stop publishing."""
         if self.publisher is not None:
             self.publisher.close()
         self.publisher = None
@@ -153,7 +157,8 @@ class _Service:
         )
 
     def retried(self, call: Callable[[], T]) -> T:
-        """Return the result of `call`. A service tries until controller and database answer; others raise the error."""
+        """Return the result of `call`. A service repeats the call until controller and database answer. Others raise
+        the error."""
         while True:
             try:
                 return call()
@@ -167,14 +172,14 @@ class _Service:
                     raise typer.Exit from None
 
     def _wait(self, seconds: float) -> None:
-        """Wait this many seconds or until the stop, and ping the watchdog."""
+        """Wait for this many seconds or until the stop, and ping the watchdog meanwhile."""
         while seconds > 0 and not self.stop.is_set():
             self.notifier.alive()
             self.stop.wait(min(seconds, 10.0))
             seconds -= 10.0
 
     def watchdog_ping(self, store: Store, daemon: Daemon) -> None:
-        """Ping the watchdog, and reload the settings if that was requested. The daemon's loop calls this."""
+        """Ping the watchdog, and reload the settings if a signal requested that. The daemon's loop calls this."""
         if self._reload_asked.is_set():
             self._reload_asked.clear()
             self._reload(store, daemon)
@@ -186,7 +191,7 @@ class _Service:
             changed = self.current.reload()
         except ConfigError as error:
             detail = "; ".join(str(error).splitlines())
-            log.error("settings refused, those before stay in force: %s", detail)
+            log.error("new settings refused, the old ones stay in force: %s", detail)
             _record(store, "reload refused", detail)
         else:
             detail = f"changed: {', '.join(changed)}" if changed else "nothing changed"
@@ -198,7 +203,7 @@ class _Service:
 
 
 def _record(store: Store, action: str, detail: str = "") -> None:
-    """Record an action in the database, unless the database does not answer."""
+    """Record an action in the database. If the database does not answer, only log that."""
     try:
         record_action(store, action, detail)
     except StoreError as error:
@@ -214,7 +219,10 @@ def run(
     ] = None,
     own: Annotated[bool, typer.Option("--own", help="User mode: your own jobs only.")] = False,
     ticks: Annotated[
-        int, typer.Option(min=0, help="For cron: end after this many ticks, once no job waits for it; 0: never.")
+        int,
+        typer.Option(
+            min=0, help="For cron: end after this many ticks, and once no resize needs the companion; 0: never end."
+        ),
     ] = 0,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log each step of each resize.")] = False,
 ) -> None:

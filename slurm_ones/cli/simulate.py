@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 Found = TypeVar("Found")
 
 QUICK_MIX = "ones-sc21"
-"""Workload with jobs that take minutes, so that decisions must be frequent."""
+"""Workload whose jobs take only minutes, so that decisions must be frequent."""
 QUICK_S, USUAL_S, HOT_S = 10.0, 60.0, 15.0
-"""Seconds between decisions: for `QUICK_MIX`, for other workloads, and for others with `--resize hot`."""
+"""Seconds between decisions: for `QUICK_MIX`; for other workloads; and for these with `--resize hot`."""
 REQUEUE_S = "30"
 """Default of the option `--resize-cost`."""
 EXECUTORS = ("local", "slurm")
@@ -46,14 +46,15 @@ OWN = (
     "array", "chdir", "clusters", "comment", "error", "input", "job-name", "open-mode", "output", "parsable", "quiet",
     "test-only", "wait", "wrap", "elastic-gpus", "elastic-nodes", "elastic-batch", "elastic-deadline",
 )  # fmt: skip
-"""Options of sbatch that a study sets itself. `--comment` and the plugin's options are among them: with a comment, a
-companion could take the study's jobs for elastic jobs."""
+"""Options of sbatch that a study sets itself, so the user cannot. They include `--comment` and the plugin's options, by
+which a companion would take the study's jobs for elastic jobs."""
 _OPTION = re.compile(r"--[a-z][a-z0-9-]{0,40}")
 _CLUSTER = re.compile(r"(\d{1,5})x(\d{1,3})(?::([a-z0-9]{1,20}))?")
 
 
 def parse_cluster(text: str) -> tuple[Part, ...]:
-    """Parse nodes x GPUs such as `16x4`, or parts of several kinds such as `8x4:a100+8x4:v100`. Raises `BadInput`."""
+    """Parse nodes x GPUs per node such as `16x4`, or one such part per kind as in `8x4:a100+8x4:v100`. Raises
+    `BadInput`."""
     from slurm_ones.simulate.spec import Part
     from slurm_ones.simulate.training.application import POWER
 
@@ -69,7 +70,7 @@ def parse_cluster(text: str) -> tuple[Part, ...]:
 
 
 def parse_network(text: str) -> Network:
-    """Parse a network such as `4x4:3` (leaf switches x nodes per switch : taper). Raises `BadInput`."""
+    """Parse a network such as `4x4:3`: leaf switches x nodes per switch : taper. Raises `BadInput`."""
     from slurm_ones.simulate.spec import Network
 
     cluster, _, taper = text.partition(":")
@@ -81,7 +82,7 @@ def parse_network(text: str) -> Network:
 
 
 def parse_slow_nodes(text: str) -> tuple[float, ...]:
-    """Parse the speeds of slow nodes. `2:0.7` means two nodes of speed 0.7. Raises `BadInput`."""
+    """Parse the relative speeds of slow nodes: `2:0.7` means two nodes of speed 0.7. Raises `BadInput`."""
     count, _, speed = text.partition(":")
     value = parse_number(speed)
     if not count.isdecimal() or len(count) > 4 or not 0 < value < 1:
@@ -90,7 +91,7 @@ def parse_slow_nodes(text: str) -> tuple[float, ...]:
 
 
 def parse_number(text: str) -> float:
-    """Parse a number; NaN for other text."""
+    """Return the number in a text; NaN if it is not a number."""
     try:
         return float(text)
     except ValueError:
@@ -108,7 +109,7 @@ def parse_value(text: str) -> bool | int | float | str:
 
 
 def parse_pairs(where: str, texts: Sequence[str]) -> dict[str, Any]:
-    """Parse texts such as `key=value` into a dict. Raises `BadInput`."""
+    """Parse texts such as `key=value` into a dict. `where` begins the message of `BadInput`."""
     found = {}
     for text in texts:
         key, equals, value = text.partition("=")
@@ -131,7 +132,10 @@ def parse_policy(text: str) -> Contender:
 
 
 def parse_resize_cost(text: str) -> float | None:
-    """Parse the seconds of a resize. `measured` means the published measurements, and gives None. Raises `BadInput`."""
+    """Parse the pause of a resize in seconds. None for the word `measured`: use the published measurements.
+
+    Raises `BadInput`.
+    """
     if text == "measured":
         return None
     value = parse_number(text)
@@ -141,7 +145,7 @@ def parse_resize_cost(text: str) -> float | None:
 
 
 def parse_mechanism(text: str, resize_cost: str | None) -> Mechanism:
-    """Parse how jobs are resized: `requeue`, `hot` or `hot:launch_s=30,…`. Raises `BadInput`."""
+    """Parse the mechanism of resizes: `requeue`, `hot` or `hot:launch_s=30,…`. Raises `BadInput`."""
     from slurm_ones.simulate.training.application import Hot, Requeue
 
     name, _, costs = text.partition(":")
@@ -150,9 +154,7 @@ def parse_mechanism(text: str, resize_cost: str | None) -> Mechanism:
     if name != "hot":
         raise BadInput(f"--resize: {text!r:.60} is neither requeue nor hot nor hot:COST=value,…")
     if resize_cost is not None:
-        raise BadInput(
-            "--resize-cost: what a requeue costs; the costs of hot resizes are named as --resize hot:COST=value"
-        )
+        raise BadInput("--resize-cost is for requeues; give the costs of hot resizes as --resize hot:COST=value")
     found = parse_pairs("--resize hot", costs.split(",") if costs else ())
     known = [field.name for field in fields(Hot) if field.name != "terms"]
     for key, number in found.items():
@@ -168,7 +170,7 @@ def parse_mechanism(text: str, resize_cost: str | None) -> Mechanism:
 
 
 def parse_sbatch(text: str) -> dict[str, str | bool]:
-    """Parse options of sbatch such as `-t 2:00:00 --exclusive`; return values by long name. Raises `BadInput`."""
+    """Parse options of sbatch such as `-t 2:00:00 --exclusive`. Return their values by long name. Raises `BadInput`."""
     found: dict[str, str | bool] = {}
     try:
         given = list(options_in(shlex.split(text)))
@@ -181,7 +183,7 @@ def parse_sbatch(text: str) -> dict[str, str | bool]:
         # sbatch takes an option's beginning for the option.
         if own := next((own for own in OWN if own.startswith(option)), None):
             short = f", which sbatch may take --{option} for," if own != option else ""
-            raise BadInput(f"--sbatch: --{own}{short} is the study's own to say")
+            raise BadInput(f"--sbatch: --{own}{short} is set by the study itself")
         if not value.isprintable() or not (value or is_bare(name)):
             raise BadInput(f"--sbatch: --{option} has no value that sbatch could read")
         found[option] = value or True
@@ -204,11 +206,13 @@ def simulate(
         ),
     ] = "philly",
     profiles: Annotated[Path | None, typer.Option(help="Folder of measured profiles, for a CSV workload.")] = None,
-    cluster: Annotated[str, typer.Option(help="Nodes x GPUs per node; of kinds as 8x4:a100+8x4:v100.")] = "16x4",
+    cluster: Annotated[
+        str, typer.Option(help="Nodes x GPUs per node; with several kinds of GPU: 8x4:a100+8x4:v100.")
+    ] = "16x4",
     network: Annotated[
-        str | None, typer.Option(help="Leaf switches x nodes below each : taper, such as 4x4:3 (with --idealized).")
+        str | None, typer.Option(help="Leaf switches x nodes per switch : taper, such as 4x4:3 (with --idealized).")
     ] = None,
-    slow_nodes: Annotated[str | None, typer.Option(help="Slow nodes as COUNT:SPEED, such as 2:0.7.")] = None,
+    slow_nodes: Annotated[str | None, typer.Option(help="Slow nodes as COUNT:RELATIVE-SPEED, such as 2:0.7.")] = None,
     policy: Annotated[
         list[str] | None,
         typer.Option(
@@ -218,14 +222,16 @@ def simulate(
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Number of seeds; each is a workload of its own.")] = 1,
     first_seed: Annotated[int, typer.Option(min=0)] = 0,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Number of jobs (default: the study's).")] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Number of jobs (default: the workload's).")] = None,
     load: Annotated[float, typer.Option(help="Factor on the arrival rate.")] = 1.0,
-    arrivals: Annotated[str | None, typer.Option(help="poisson, uniform or diurnal (default: the study's).")] = None,
+    arrivals: Annotated[str | None, typer.Option(help="poisson, uniform or diurnal (default: the workload's).")] = None,
     hours: Annotated[float | None, typer.Option(help="Hours of submissions (default: follows from --load).")] = None,
     rigid: Annotated[float, typer.Option(help="Share of rigid jobs.")] = 0.0,
     deadlines: Annotated[
         float,
-        typer.Option(help="Share of jobs with a deadline: 0.5 to 1.5 times what each takes by itself as asked for."),
+        typer.Option(
+            help="Share of jobs with a deadline: 0.5 to 1.5 times the job's time by itself at its requested size."
+        ),
     ] = 0.0,
     interval: Annotated[
         float | None, typer.Option(help="Seconds between decisions (default: 60; hot: 15; workload ones-sc21: 10).")
@@ -239,32 +245,39 @@ def simulate(
         ),
     ] = "requeue",
     resize_cost: Annotated[
-        str | None, typer.Option(help="Seconds that a requeue stops a job, or the word measured (default: 30).")
+        str | None, typer.Option(help="Seconds that a requeue pauses a job, or the word measured (default: 30).")
     ] = None,
     idealized: Annotated[
-        bool, typer.Option("--idealized", help="As published studies: no Slurm, no companion, no noise.")
+        bool, typer.Option("--idealized", help="Simulate as published studies do: without Slurm, companion and noise.")
     ] = False,
     bound: Annotated[
-        bool, typer.Option("--bound", help="Compute a mean JCT that no schedule beats, and where policies' time goes.")
+        bool,
+        typer.Option(
+            "--bound", help="Compute a lower bound of the mean JCT, and what the policies' jobs spend their time on."
+        ),
     ] = False,
     figures: Annotated[Path | None, typer.Option(help="Write all figures and jobs to this file, as JSON.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write a page with pictures to this file.")] = None,
     database: Annotated[str, typer.Option(help="URL of a new job database, with a cluster for each run.")] = "",
     processes: Annotated[int, typer.Option(min=0, help="Simulations at once; 0: one per core.")] = 0,
     executor: Annotated[
-        str, typer.Option(help="local, or slurm: a job of this site for each policy and seed, gone on with if killed.")
+        str,
+        typer.Option(
+            help="local, or slurm: one job of this site per policy and seed; continues if it is called again."
+        ),
     ] = "local",
     sbatch: Annotated[
         str | None, typer.Option(help="Options of sbatch for these jobs, such as '--partition=cpu --time=4:00:00'.")
     ] = None,
     directory: Annotated[
-        Path | None, typer.Option(help="Folder for results and logs, which nodes must see (default: ./ones-study).")
+        Path | None,
+        typer.Option(help="Folder for results and logs; compute nodes must see it (default: ./ones-study)."),
     ] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="Companion's setting, such as resize.dwell_s=60. Repeatable.")
     ] = None,
 ) -> None:
-    """Compare policies on a simulated cluster in virtual time. The companion itself runs on it."""
+    """Compare policies on a simulated cluster in virtual time, with the real companion on it."""
     plan = _plan(SimpleNamespace(**locals()))
     from slurm_ones.bound.bound import bounds_of
     from slurm_ones.simulate.study.present import as_json, page, pictures, rows
@@ -302,16 +315,19 @@ def _plan(given: SimpleNamespace) -> StudyPlan:
     interval = usual if given.interval is None else given.interval
     for wrong, why in (
         (not 0 < interval < math.inf, f"--interval: {interval} is not above 0"),
-        (given.idealized and given.settings, "--set: the settings are the companion's; --idealized does without it"),
-        (given.network and not given.idealized, "--network: only --idealized knows of leaf switches"),
+        (
+            given.idealized and given.settings,
+            "--set: these are settings of the companion, which --idealized does not use",
+        ),
+        (given.network and not given.idealized, "--network: only --idealized simulates leaf switches"),
         (given.executor not in EXECUTORS, f"--executor: {given.executor!r:.40} is neither local nor slurm"),
         (
             given.executor == "slurm" and given.database,
-            "--database: jobs of the site open no database; --executor local does",
+            "--database: only with --executor local, since jobs of the site open no database",
         ),
         (
             given.executor == "local" and (given.sbatch is not None or given.directory is not None),
-            "--sbatch and --directory: only --executor slurm sends jobs",
+            "--sbatch and --directory: only with --executor slurm",
         ),
     ):
         if wrong:
@@ -336,7 +352,7 @@ def _plan(given: SimpleNamespace) -> StudyPlan:
 
 
 def _send(plan: StudyPlan, sbatch: str, directory: Path) -> list[StudyRun]:
-    """Run all parts as jobs of the site's Slurm."""
+    """Run each part of the study as a job of the site's Slurm. Return the results."""
     from slurm_ones.simulate.study.jobs import StudyJobs, StudyQueue
     from slurm_ones.simulate.study.runs import StudyFolder
 
@@ -348,7 +364,7 @@ def _send(plan: StudyPlan, sbatch: str, directory: Path) -> list[StudyRun]:
 
 
 def print_table(heads: Sequence[str], rows: Sequence[tuple[str, Sequence[tuple[str, str]]]]) -> None:
-    """Print a study's table. Each figure has its mean, with the interval below."""
+    """Print a study's table: each cell has a mean, and below it its confidence interval."""
     first, *others = (safe(head, 60) for head in heads)
     table = grid(first, *others, right=others)
     for title, cells in rows:
@@ -357,7 +373,7 @@ def print_table(heads: Sequence[str], rows: Sequence[tuple[str, Sequence[tuple[s
 
 
 def end(found: Sequence[ContenderSummary]) -> None:
-    """Print all errors; exit with code 1 if there are any."""
+    """Print the errors of a study, and exit with code 1 if there are any."""
     failed = [f"{summary.label}: {error}" for summary in found for error in summary.errors]
     for line in failed:
         complain(line)
@@ -369,12 +385,12 @@ def end(found: Sequence[ContenderSummary]) -> None:
 
 
 class ProgressLines:
-    """Progress for output that is no terminal: a line at the end of each run, and one every `EVERY_S` seconds."""
+    """Progress if the output is no terminal: a line at the end of each run, and one every `EVERY_S` seconds."""
 
     EVERY_S = 15.0
 
     def __init__(self, runs: int, write: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
-        """Call `write` with each line. `runs` is the number of all runs."""
+        """Report progress by calling `write` with each line. `runs` is the number of all runs."""
         self._runs = runs
         self._write = write
         self._clock = clock
@@ -406,7 +422,7 @@ class ProgressLines:
 
 
 def shown(runs: int, run: Callable[[OnProgress], Found]) -> Found:
-    """Call `run`, which does `runs` runs, and show its progress: as a bar on a terminal, otherwise as lines."""
+    """Call `run`, which does this number of runs, and show its progress: a bar on a terminal, otherwise lines."""
     if not errors.is_terminal:
         return run(ProgressLines(runs, inform))
     shares: dict[tuple[str, int], float] = {}
@@ -426,5 +442,5 @@ def shown(runs: int, run: Callable[[OnProgress], Found]) -> Found:
 
 
 def inform(line: str) -> None:
-    """Print a sentence on stderr; if there is a progress bar, above it."""
+    """Print a sentence on stderr, above the progress bar if there is one."""
     errors.print(plain(line, 1000), markup=False, soft_wrap=True)

@@ -39,11 +39,11 @@ if TYPE_CHECKING:
     from slurm_ones.learn.nodes import SlowNode
 
 RECENT_S = 3600.0
-"""Seconds for which the last error is shown."""
+"""Age up to which the last error is shown, in seconds."""
 WAKES_S = GAP_S + 2 * LOOK_S + 1
-"""Longest time in seconds from waking the companion to its tick. It is longer if the companion was woken often."""
+"""Longest time from waking the companion to its tick, in seconds. It is longer if the companion was woken often."""
 SEVERAL = 2
-"""Number of jobs with the same fault from which on the fault counts as the site's."""
+"""Number of jobs with the same fault from which the fault is reported as the site's."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Status:
 
     healthy: bool
     problems: tuple[str, ...]
-    """Sentences on what is wrong; empty if nothing is."""
+    """Sentences on what is wrong; empty if the companion is healthy."""
     now: float
     cluster: str = ""
     database: str = ""
@@ -62,15 +62,15 @@ class Status:
     leader: LeaderRecord | None = None
     last: HealthRecord | None = None
     resizes: tuple[ResizeRecord, ...] = ()
-    """Number of open resizes. Users who may not read the database see only their own."""
+    """Open resizes. Users who may not read the database see only those of their own jobs."""
     strategies: Mapping[str, int] = field(default_factory=dict)
-    """Number of jobs with each training strategy."""
+    """Number of jobs that have not ended, by training strategy."""
     slow_nodes: tuple[SlowNode, ...] = ()
-    """Slow nodes that jobs have measured; empty for users who may not read the database."""
+    """Slow nodes, as jobs' measurements show; empty for users who may not read the database."""
 
 
 def examine(settings: Settings, *, ask_slurm: bool = True, clock: Callable[[], float] = time.time) -> Status:
-    """Return the state, from the database or this user's published file, and with `ask_slurm` from Slurm too.
+    """Return the state from the database, or from this user's published file; with `ask_slurm`, also from Slurm.
 
     Errors of database and Slurm are not raised, but become problems.
     """
@@ -120,7 +120,7 @@ def _of(store: Store, found: Status, problems: list[str], resizes: Sequence[Resi
 
 
 def _of_site(store: Store) -> list[str]:
-    """Return the problems of a site that keep jobs from being resized."""
+    """Return sentences on problems of the site that keep jobs from being resized."""
     alive = store.jobs(sorted(store.live_jobs())).values()
     left = [job.refusal for job in alive if job.refusal.code == "files_silent"]
     counts = sorted(Counter(str(dict(one.arguments)["problem"]) for one in left).items())
@@ -158,7 +158,7 @@ def of_companion(now: float, leader: LeaderRecord | None, last: HealthRecord | N
 
 
 def next_look() -> str:
-    """Wake the companion, and return a sentence on when its next tick is."""
+    """Wake the companion, and return a sentence on when it will look next."""
     woken = False
     try:
         settings = settings_of(None)
@@ -166,12 +166,12 @@ def next_look() -> str:
         with store_of_reader(settings) as store:
             now, leader, last = time.time(), store.leader(), store.health()
     except (ConfigError, NotSeenYet, StoreError):
-        return "if no companion looks after this cluster (slurm-ones status), nothing resizes the job"
+        return "the companion's state is unknown; if none runs here (slurm-ones status), nothing resizes the job"
     if problems := of_companion(now, leader, last):
         return f"nothing resizes the job now: {problems[0]}"
     assert last is not None
     if last.tick_time is None:
-        return f"the companion, which has just begun to lead, looks within {last.interval_s:.0f} s"
+        return f"the companion has just started, and looks within {last.interval_s:.0f} s"
     due_s = max(last.tick_time + last.interval_s - now, 0.0)
     if due_s > WAKES_S and woken:
         return f"the companion was woken: it looks within {WAKES_S:.0f} s, or in {due_s:.0f} s if it was woken often"
@@ -225,9 +225,9 @@ def lines(status: Status, *, asked: bool) -> list[str]:
 def status(
     config: ConfigOption = None,
     json: JsonOption = False,
-    slurm: Annotated[bool, typer.Option("--slurm/--no-slurm", help="Also check whether Slurm answers.")] = True,
+    slurm: Annotated[bool, typer.Option("--slurm/--no-slurm", help="Also check if Slurm answers.")] = True,
 ) -> None:
-    """Show whether the companion works. Exit code 0 when it does, 1 when not."""
+    """Show if the companion works. The exit code is 0 if it does, and 1 if not."""
     found = examine(settings_of(config), ask_slurm=slurm)
     if json:
         # Records are tuples, which JSON would show without their names.

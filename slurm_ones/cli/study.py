@@ -1,5 +1,4 @@
-"""Command `slurm-ones study`: estimates from Slurm's accounting or a trace what elastic jobs would gain at a
-cluster."""
+"""Command `slurm-ones study`: estimates what a cluster would gain if its past jobs had been elastic."""
 
 from __future__ import annotations
 
@@ -24,7 +23,8 @@ PAGE = Path("elasticity.html")
 SINCE = "30d"
 """Default of the option `--since`."""
 CROWDED = 0.7
-"""Share of the cluster's GPUs that jobs should hold at one time. If less, the trace may be another cluster's."""
+"""Share of the cluster's GPUs below which the most that jobs held at once is suspicious: the trace may be another
+cluster's."""
 
 
 @command
@@ -34,30 +34,36 @@ def study(
         typer.Argument(help="sacct --parsable2 with header, CSV, SWF, Philly, Helios, Acme, Alibaba (default: sacct)."),
     ] = None,
     since: Annotated[
-        str, typer.Option(help="Start of what sacct is asked for: 2026-01-31, or an age such as 90d (default: 30d).")
+        str,
+        typer.Option(help="Start of the jobs to read with sacct: 2026-01-31, or an age such as 90d (default: 30d)."),
     ] = "",
-    until: Annotated[str, typer.Option(help="End of it (default: now).")] = "",
+    until: Annotated[str, typer.Option(help="End of the jobs to read with sacct (default: now).")] = "",
     partition: Annotated[str, typer.Option("--partition", "-p", help="Only jobs of this partition (sacct).")] = "",
     cluster: Annotated[
-        str | None, typer.Option(help="Nodes x GPUs per node, such as 16x4 (default: what the jobs held at once).")
+        str | None, typer.Option(help="Nodes x GPUs per node, such as 16x4 (default: the most that jobs held at once).")
     ] = None,
     sample: Annotated[
-        float, typer.Option(help="Share of the jobs that are taken, for a --cluster smaller than the trace's own.")
+        float, typer.Option(help="Share of the jobs to use, for a --cluster smaller than the trace's own.")
     ] = 1.0,
     jobs: Annotated[int, typer.Option(min=1, help="Most jobs that are simulated.")] = 100,
-    seeds: Annotated[int, typer.Option(min=1, help="Assignments of curves, each simulated.")] = 3,
-    profiles: Annotated[Path | None, typer.Option(help="Folder of measured profiles, not our own figures.")] = None,
-    html: Annotated[Path, typer.Option(help="The page.")] = PAGE,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of random assignments of training curves to jobs.")] = 3,
+    profiles: Annotated[
+        Path | None, typer.Option(help="Folder of measured profiles (default: built-in figures).")
+    ] = None,
+    html: Annotated[Path, typer.Option(help="File to write the page to.")] = PAGE,
     figures: Annotated[Path | None, typer.Option(help="File for all figures as JSON; FILE.csv: as CSV.")] = None,
     database: Annotated[str, typer.Option(help="URL of a new job database, with a cluster for each run.")] = "",
     processes: Annotated[int, typer.Option(min=0, help="Simulations at once; 0: one per core.")] = 0,
     directory: Annotated[
-        Path | None, typer.Option(help="Folder of each run's results, to go on after a stop (default: at the page).")
+        Path | None,
+        typer.Option(
+            help="Folder for each run's results, so that a stopped study continues (default: next to the page)."
+        ),
     ] = None,
 ) -> None:
     """Estimate what elastic jobs would gain here: simulate past jobs with 0, 20, 50 and 100 % of them elastic.
 
-    Reads Slurm's accounting of the jobs that you may see, and changes nothing. Writes one page.
+    It reads Slurm's accounting of the jobs that you may see, changes nothing, and writes one page.
     """
     from slurm_ones.simulate.study.present import ElasticityStudy, as_csv, pictures, rows
     from slurm_ones.simulate.study.runs import StudyFolder, parts_of, run_all, summarize
@@ -69,9 +75,7 @@ def study(
     if cluster is not None:
         parts = parse_cluster(cluster)
         if len(parts) > 1 or parts[0].kind:
-            raise BadInput(
-                f"--cluster: {cluster!r:.40}: a trace tells no kinds of GPUs; give NODESxGPUS of one partition"
-            )
+            raise BadInput(f"--cluster: {cluster!r:.40}: a trace has no kinds of GPU; give NODESxGPUS of one partition")
         size = parts[0].nodes, parts[0].gpus_per_node
     if not 0 < sample <= 1:
         raise BadInput(f"--sample: {sample:g} is not above 0 and at most 1")
@@ -87,9 +91,7 @@ def study(
     )
     there = stretch.nodes * stretch.gpus_per_node / stretch.most_held
     if there < CROWDED:
-        inform(
-            f"jobs held {stretch.most_held} GPUs at once: --sample {sample * there:.2g} asks as much of this cluster"
-        )
+        inform(f"jobs held {stretch.most_held} GPUs at once: --sample {sample * there:.2g} fills this cluster as much")
     for why, count in read.left_out:
         inform(f"left out: {count}: {why}")
     workers = processes or os.cpu_count() or 1
@@ -113,18 +115,18 @@ def study(
     from slurm_ones.show.pages import write  # checked for above
 
     write(html, "study.html", pictures=pictures(plan, runs), **found.page())
-    inform(f"{html} says what was assumed, and shows more")
+    inform(f"{html} has the assumptions and all results")
     end(found.summaries)
 
 
 def _read(path: Path | None, since: str, until: str, partition: str) -> Trace:
-    """Read the trace from a file, or from `sacct`."""
+    """Return the trace from a file, or from `sacct` if there is no path."""
     from slurm_ones.simulate.workloads.formats import read_sacct, read_trace
     from slurm_ones.slurm.sacct import Sacct
 
     if path is not None:
         if since or until:
-            raise BadInput(f"--since and --until: sacct is asked for them; {path} is read whole")
+            raise BadInput(f"--since and --until are for sacct; {path} is read as a whole")
         return read_trace(path, partition)
     began, ended = span(since or SINCE, until)
     with Progress(TextColumn("{task.description}"), BarColumn(), console=errors, transient=True) as bar:

@@ -1,4 +1,4 @@
-"""Command `slurm-ones template`: prints batch scripts and service files of the package, and batch scripts for sites.
+"""Command `slurm-ones template`: prints the package's batch scripts and service files, and batch scripts for sites.
 
 docs/sites.md names the public page of each site, as of November 2026, and how sites differ. No script was tested at
 these sites.
@@ -24,14 +24,14 @@ from slurm_ones.simulate import BadInput
 
 @dataclass(frozen=True)
 class SiteRecord:
-    """Properties of a site that batch scripts depend on."""
+    """Properties of a site on which its batch scripts depend."""
 
     title: str
     partition: str | None
     """Partition to use; None for Slurm's default."""
     gpus_per_node: int
     asks: Literal["gres", "gpus-per-node", "whole nodes"]
-    """Option that requests GPUs; "whole nodes" if Slurm does not count GPUs."""
+    """Option of sbatch that requests GPUs; "whole nodes" if Slurm does not count GPUs."""
     whole_nodes: bool = True
     """True if a job gets whole nodes and is charged for them."""
     arrays: bool = True
@@ -39,7 +39,7 @@ class SiteRecord:
     directives: tuple[str, ...] = ()
     """Further options for sbatch."""
     scratch: str = ""
-    """Sentence on when the site deletes files on $SCRATCH; empty if unknown."""
+    """Sentence on when the site deletes files on $SCRATCH; empty if scripts do not use $SCRATCH."""
     account: bool = True
     """True if scripts must name an account."""
 
@@ -73,7 +73,7 @@ BLOCKS = 8
 
 @dataclass(frozen=True)
 class Wishes:
-    """Values that the user has given; empty ones are left for the user to fill in."""
+    """Values for the script from the command line. An empty value becomes the site's default, or a text to edit."""
 
     account: str = ""
     partition: str = ""
@@ -111,7 +111,8 @@ _EACH_BLOCK = "# Each block runs this script: nothing may stand here that must r
 
 
 def batch_script(name: str, site: SiteRecord, wishes: Wishes = Wishes()) -> str:
-    """Return a batch script for a site. Raises `BadInput` if a value fits into no `#SBATCH` line or comment."""
+    """Return a batch script for a site. Raises `BadInput` if a value does not fit into an `#SBATCH` line or the
+    comment."""
     for word in (wishes.account, wishes.partition, wishes.time):
         if not all(char.isalnum() or char in "-_.:," for char in word):
             raise BadInput(f"{word!r} is no word of Slurm's: letters, digits, and any of - _ . : ,")
@@ -182,14 +183,14 @@ FOLDERS = ("sbatch_templates", "service/units", "service/monitoring")
 
 
 def templates() -> dict[str, str]:
-    """Return the text of each template by name. `ddp` is the name of `ddp.sbatch`."""
+    """Return the text of each template by name. The name of `ddp.sbatch` is `ddp`."""
     found = [file for folder in FOLDERS for file in files("slurm_ones").joinpath(folder).iterdir()]
     texts = {file.name: file.read_text("utf-8") for file in found} | {dashboard.NAME: dashboard.text()}
     return {name.removesuffix(".sbatch"): texts[name] for name in sorted(texts)}
 
 
 def summary(text: str) -> str:
-    """Return the first sentence of a file's first comment; of a dashboard, its description."""
+    """Return a template's summary: the first sentence of its first comment, or a dashboard's description."""
     if text.startswith("{"):
         return str(json.loads(text)["description"])
     first = next((line for line in text.splitlines() if line.startswith("# ")), "")
@@ -202,13 +203,17 @@ def template(
         str,
         typer.Argument(help="Template or site (default: list them).", autocompletion=lambda: [*templates(), *SITES]),
     ] = "",
-    account: Annotated[str, typer.Option(help="Of a site's script: whom the job is charged to.")] = "",
-    partition: Annotated[str, typer.Option(help="Of a site's script: another partition than its usual one.")] = "",
-    gpus: Annotated[str, typer.Option(help="Of a site's script: GPUs that you allow (1-16).")] = "",
-    batch: Annotated[str, typer.Option(help="Of a site's script: global batches that you allow (32-1024).")] = "",
-    time: Annotated[str, typer.Option(help="Of a site's script: its time limit, as Slurm writes it.")] = "",
+    account: Annotated[str, typer.Option(help="For a site's script: account to charge.")] = "",
+    partition: Annotated[
+        str, typer.Option(help="For a site's script: partition (default: the site's usual one).")
+    ] = "",
+    gpus: Annotated[str, typer.Option(help="For a site's script: GPUs that you allow, such as 1-16.")] = "",
+    batch: Annotated[
+        str, typer.Option(help="For a site's script: global batches that you allow, such as 32-1024.")
+    ] = "",
+    time: Annotated[str, typer.Option(help="For a site's script: time limit, as in sbatch.")] = "",
     guests: Annotated[
-        str, typer.Option(help="Of a site's script: preempted queue to grow in by itself: partition:NAME or qos:NAME.")
+        str, typer.Option(help="For a site's script: preemptible queue for guests: partition:NAME or qos:NAME.")
     ] = "",
 ) -> None:
     """Print a batch script for a site, or a file of the package, to start from."""

@@ -30,18 +30,21 @@ from slurm_ones.text import plain
 def web(
     port: Annotated[int, typer.Option(help="Port; 0: any that is free.", min=0, max=65535)] = 8675,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    root: Annotated[str, typer.Option(help="Path below which a proxy serves it, such as /node/n1/8675.")] = "",
+    root: Annotated[str, typer.Option(help="Path under which a proxy serves the page, such as /node/n1/8675.")] = "",
     token: Annotated[
         str,
-        typer.Option(envvar="SLURM_ONES_WEB_TOKEN", help="What a viewer has to show (default: a new one each time)."),
+        typer.Option(envvar="SLURM_ONES_WEB_TOKEN", help="Secret that opens the page (default: a new one each time)."),
     ] = "",
     user_header: Annotated[
-        str, typer.Option(help="Header in which a proxy names the user, who then sees only their own jobs; no token.")
+        str,
+        typer.Option(
+            help="HTTP header in which a proxy names the user, who sees only their own jobs; replaces the token."
+        ),
     ] = "",
     config: ConfigOption = None,
     database: DatabaseOption = "",
 ) -> None:
-    """Serve a live page of the cluster, its jobs and the decisions about them. It changes nothing."""
+    """Serve a live page of the cluster, its jobs and the decisions about them. The page changes nothing."""
     if missing := page_lacks():
         raise StoreError(f"the page needs {', '.join(missing)}: pip install 'slurm-ones[web]'")
     import uvicorn
@@ -52,8 +55,8 @@ def web(
 
     if token and user_header:
         raise typer.BadParameter(
-            "--user-header and a token (--token, SLURM_ONES_WEB_TOKEN) exclude each other: with the header the proxy "
-            "says who may look, and the token would keep nobody out; leave one of them out"
+            "--user-header and a token (--token, SLURM_ONES_WEB_TOKEN) exclude each other: with the header, "
+            "the proxy decides who may look, and the token has no effect; leave one of them out"
         )
     settings = settings_of(config, database)
 
@@ -83,13 +86,13 @@ def web(
 
 
 def say_tunnel(port: int) -> None:
-    """Print the command that brings a port of this machine to the one from which its user has logged in by SSH."""
+    """Print the SSH command with which a user makes this machine's port reachable from their own machine."""
     if "SSH_CONNECTION" in os.environ:
         say(f"From your own machine: ssh -L {port}:localhost:{port} {socket.gethostname()}")
 
 
 def _listening(host: str, port: int) -> socket.socket:
-    """Open a socket to listen on. On failure exit with code 1, so that systemd tries again."""
+    """Return a socket that listens on this address. On failure exit with code 1, so that systemd tries again."""
     try:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except (OSError, UnicodeError) as error:

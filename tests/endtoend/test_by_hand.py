@@ -49,7 +49,7 @@ def test_an_owner_resizes_pins_and_releases_a_job(harness: Harness) -> None:
     assert wrong.returncode == 2 and "did not opt in" in wrong.stderr
     assert harness.job(plain).comment == "none of ours"
     wrong = harness.cluster.run(["slurm-ones", "pin", "999999", "2"], check=False)
-    assert wrong.returncode == 2 and "job 999999: Slurm does not know it: there was no such job" in wrong.stderr
+    assert wrong.returncode == 2 and "job 999999: Slurm does not know it: it never existed" in wrong.stderr
 
 
 @pytest.mark.nightly

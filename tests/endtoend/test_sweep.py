@@ -42,7 +42,7 @@ def test_a_trial_is_resized_and_told_once(harness: Harness) -> None:
     checked = json.loads(harness.cluster.run(["slurm-ones", "check", f"{inside}/job.sbatch", "--json"]).stdout)
     assert (checked["elastic"], checked["shape"], checked["optin"]["gpus"]) == (True, [1, 1], [1, 4])
     (last,) = checked["findings"]
-    assert "the last of them keeps its size" in last["text"]
+    assert "the last task keeps its size" in last["text"]
     storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(folder / "study.log")))
     study = optuna.create_study(study_name="digits", storage=storage, direction="maximize")
     for rate in RATES:

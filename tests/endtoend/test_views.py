@@ -60,7 +60,7 @@ def test_each_user_sees_their_own_jobs(harness: Harness) -> None:
     assert [job["job_id"] for job in seen("alice")] == [mine] and [job["job_id"] for job in seen("bob")] == [bobs]
     assert f"job {mine} " in call("alice", "why", str(mine)).stdout
     refused = call("bob", "why", str(mine))
-    assert refused.returncode == 2 and "it belongs to alice, and is not yours to see" in refused.stderr
+    assert refused.returncode == 2 and "it belongs to alice, and each user sees only their own jobs" in refused.stderr
     never = call("alice", "jobs", str(rigid))
     assert never.returncode == 1 and "it belongs to bob" in never.stderr
     never = call("bob", "jobs", str(rigid), "99999")

@@ -142,7 +142,7 @@ def test_a_workload_from_a_file(tmp_path: Path) -> None:
         (["--resize", "warm"], "neither requeue nor hot"),
         (["--resize", "hot:speed=1"], "there are pause_s, shrink_pause_s, bytes_per_s, launch_s"),
         (["--resize", "hot:launch_s=-1"], "launch_s: -1.0"),
-        (["--resize", "hot", "--resize-cost", "9"], "what a requeue costs"),
+        (["--resize", "hot", "--resize-cost", "9"], "--resize-cost is for requeues"),
         (["--arrivals", "never"], "poisson, uniform, diurnal"),
         (["--load", "0"], "load: 0.0"),
         (["--load", "2", "--hours", "3"], "load 2 and hours 3"),
@@ -150,7 +150,7 @@ def test_a_workload_from_a_file(tmp_path: Path) -> None:
         (["--interval", "0"], "--interval: 0.0"),
         (["--html", "/nowhere/page.html"], "--html: /nowhere/page.html cannot be written"),
         (["--set", "resize.dwel_s=1"], "resize.dwel_s"),
-        (["--idealized", "--set", "resize.dwell_s=1"], "--idealized does without"),
+        (["--idealized", "--set", "resize.dwell_s=1"], "--idealized does not use"),
     ],
 )
 def test_bad_options_end_in_a_line(arguments: list[str], named: str) -> None:
@@ -199,9 +199,9 @@ def test_hot_resizes_are_named_in_what_is_written(tmp_path: Path) -> None:
     ("options", "named"),
     [
         (("--executor", "cloud"), "'cloud' is neither local nor slurm"),
-        (("--sbatch", "--partition=cpu"), "only --executor slurm sends jobs"),
-        (("--directory", "here"), "only --executor slurm sends jobs"),
-        (("--executor", "slurm", "--sbatch", "--comment=ones:"), "--comment is the study's own"),
+        (("--sbatch", "--partition=cpu"), "only with --executor slurm"),
+        (("--directory", "here"), "only with --executor slurm"),
+        (("--executor", "slurm", "--sbatch", "--comment=ones:"), "--comment is set by the study itself"),
     ],
 )
 def test_how_jobs_are_sent(
@@ -222,10 +222,11 @@ def test_options_of_sbatch() -> None:
     }  # fmt: skip
     assert parse_sbatch("") == {} and parse_sbatch("--wait-all-nodes=1") == {"wait-all-nodes": "1"}
     for wrong, named in (
-        ("--quiet", "--quiet is the study's own"),
-        ("--comment=ones:", "--comment is the study's own"), ("-J name", "-J"), ("cpu", "'cpu' is no option"),
+        ("--quiet", "--quiet is set by the study itself"),
+        ("--comment=ones:", "--comment is set by the study itself"), ("-J name", "-J"), ("cpu", "'cpu' is no option"),
         ("--time=", "no value"), ("--qos='a\nb'", "no value"), ("'", "No closing quotation"),
-        ("--array=1-3", "--array is the study's own"), ("--commen=ones:gpus=1-4", "--comment, which .* --commen for"),
+        ("--array=1-3", "--array is set by the study itself"),
+        ("--commen=ones:gpus=1-4", "--comment, which .* --commen for"),
         ("--wra=true", "--wrap, which"), ("--elastic-g=1-4", "--elastic-gpus, which"),
     ):  # fmt: skip
         with pytest.raises(BadInput, match=named):

@@ -309,14 +309,14 @@ def test_what_a_kept_run_stands_for(small: ElasticityStudy, tmp_path: Path) -> N
     ("arguments", "said"),
     [
         (["nothing.swf"], "no such file"),
-        (["{file}", "--cluster", "8x4:a100"], "tells no kinds of GPUs"),
+        (["{file}", "--cluster", "8x4:a100"], "has no kinds of GPU"),
         (["{file}", "--cluster", "1x1"], "too small for every job"),
         (["{file}", "--sample", "2"], "--sample: 2 is not above 0"),
         (["{file}", "--html", "/nowhere/x.html"], "cannot be written"),
         (["{file}", "--profiles", "/nowhere"], "no such directory"),
         (["--since", "soon"], "--since"),
-        (["{file}", "--since", "7d"], "is read whole"),
-        (["{file}", "--until", "2020-01-31"], "is read whole"),
+        (["{file}", "--since", "7d"], "is read as a whole"),
+        (["{file}", "--until", "2020-01-31"], "is read as a whole"),
     ],
 )
 def test_what_is_wrong_is_said_at_once(tmp_path: Path, arguments: list[str], said: str) -> None:
