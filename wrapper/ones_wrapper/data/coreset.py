@@ -38,8 +38,8 @@ its samples are used."""
 
 
 NORM_BITS = 25
-"""Bits of the length of the longest feature row, as a multiple of the quantum. Squared distances then stay below 2^52,
-and so are exact in float64."""
+"""Bits of the longest feature row's length, counted in quanta. Squared distances then stay below 2^52, and so are exact
+in float64."""
 
 
 @dataclass(frozen=True)

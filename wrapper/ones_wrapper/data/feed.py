@@ -63,7 +63,8 @@ class AccumulationStep:
     start: int
     """Position of the pass's first sample within the epoch's permutation."""
     samples: int
-    """Samples of the pass. If it is 0, the pass runs on a borrowed sample, and its gradient has weight 0."""
+    """Samples of the pass. If it is 0, the pass runs on a borrowed sample, which another pass counts, and its gradient
+    has weight 0."""
     index: int
     count: int
     """Number of passes in the step, equal on all ranks."""
@@ -182,7 +183,7 @@ class Cut:
     """Divisor of the samples of each share and each pass, except in an epoch's last step."""
     uneven: Shares | None = None
     least: int = 1
-    """Fewest samples of a share that has any."""
+    """Fewest samples of a share that is not empty."""
     whole: int = 1
     """Divisor of the samples of every step. An epoch leaves out the remaining samples."""
 

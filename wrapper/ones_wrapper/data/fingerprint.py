@@ -57,8 +57,8 @@ def fingerprint(dataset: Dataset[Any], samples: int, options: dict[str, Any], or
 
 
 def check(mine: str, before: str, where: str) -> None:
-    """Raise ValueError if a sample, or the order, has another digest in `mine` than in `before`. `where` says in the
-    message where `before` is from."""
+    """Raise ValueError if a sample, or the order, has another digest in `mine` than in `before`. The message names the
+    origin of `before`, which is `where`."""
     known = dict(one.split(":") for one in before.split())
     for number, digest in (one.split(":") for one in mine.split()):
         if known.get(number, digest) != digest:

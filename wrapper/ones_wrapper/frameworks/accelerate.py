@@ -207,8 +207,8 @@ class Registered:
 class Batches:
     """This rank's local batches of the present epoch, on its device.
 
-    Length and totals are those of a single process, which takes a base batch in `accumulation` batches. For scripts
-    divide the length, and multiply the totals, by the number of accumulation steps.
+    Length and totals are those of a single process, which takes a base batch in `accumulation` batches. Scripts divide
+    the length, and multiply the totals, by the number of accumulation steps.
     """
 
     def __init__(self, loader: Loader, dataset: Any, device: torch.device, accumulation: int) -> None:

@@ -54,7 +54,7 @@ class Accumulation:
         self._within = self._stepping = self._asked = self._backward = False
         self._optimizers: list[torch.optim.Optimizer] = []
         self._marks: dict[torch.Tensor, tuple[torch.Tensor, int]] = {}
-        """Gradient and its version as backward left them, for two parameters of each optimizer."""
+        """Gradient and its version after backward, for the first and the last trained parameter of each optimizer."""
         self._arrived: set[torch.Tensor] = set()
         """Parameters in `_marks` to which backward has added in this accumulation step."""
 

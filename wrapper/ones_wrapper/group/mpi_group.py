@@ -42,7 +42,7 @@ class MpiGroup(Group):
     comm: MPI.Intracomm
     """A duplicate of MPI's communicator, so that messages do not mix with the script's own."""
     exit_comm: MPI.Intracomm
-    """Communicator of the ranks that end with an error."""
+    """Communicator for the barrier of ranks that end with an error."""
     main: bool = True
 
     def duplicate(self) -> MpiGroup | None:

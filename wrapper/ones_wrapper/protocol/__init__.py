@@ -62,7 +62,8 @@ def directory_name(job_id: int) -> str:
 
 
 def pointer_name(job_id: int) -> str:
-    """Return the name of the file in the submit directory that holds the path of a job's directory elsewhere."""
+    """Return the name of the file, in the submit directory, that holds the path of the job's directory if it is
+    elsewhere."""
     return f"ones-{job_id}.where"
 
 
@@ -187,7 +188,8 @@ class Order:
     gain: float | None = None
     """Expected useful samples per second after the resize, divided by those before it; for the job's log."""
     members: tuple[FusedMember, ...] | None = None
-    """Ids of the jobs to train together as one (`Fusion`), the job itself first; empty if it trains only itself."""
+    """Jobs to train together as one (`Fusion`), this job first; empty if it trains only itself. None if the order is
+    not about this."""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,8 @@ MOST_GPUS = 256
 """Largest number of GPUs for which a strategy reports limits, unless the job has more."""
 MAX_NOTES = 16
 MAX_NOTE = 100
-"""Most texts of `carries` and `resets`, and most characters of each text and of a strategy's name."""
+"""Most characters of each text in `carries` and `resets`, and of a strategy's name; `MAX_NOTES` is the most texts in
+each."""
 
 
 @dataclass(frozen=True)

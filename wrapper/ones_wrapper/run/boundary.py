@@ -26,7 +26,8 @@ SHARE = 0.01
 LONGEST_S = 1.0
 """Most seconds between two agreements, if steps are shorter."""
 EVERY_S = 0.1
-"""Seconds between two agreements, even if they cost little. A request waits at most this long, or one step."""
+"""Seconds between two agreements that cost little, unless that is more than `MOST_LEFT_OUT` + 1 steps. A request waits
+at most this long, or one step."""
 MOST_LEFT_OUT = 3
 """Most consecutive boundaries without an agreement because of `EVERY_S`."""
 HELD_S = 30.0

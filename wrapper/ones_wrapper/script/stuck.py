@@ -34,8 +34,8 @@ UNEQUAL = (
 
 
 def fewer_passes(rank: int, fewer: int) -> str:
-    """Return the error for a rank that reached a step boundary with `fewer` exchanges less than others; with 0 for the
-    others."""
+    """Return the error at a step boundary if ranks began different numbers of exchanges. `fewer` is the number that
+    this rank is short of; 0 if another rank is."""
     if not fewer:
         return "another rank made fewer backward passes than this one: it says where"
     return (

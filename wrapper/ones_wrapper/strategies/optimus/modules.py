@@ -1,9 +1,10 @@
 """Layers and loss of a transformer on a q × q mesh (Xu et al. 2021, arXiv 2104.05343).
 
-Each layer takes and returns blocks: of activations [samples, length, hidden], rank (i, j) has [samples of row i,
-length, hidden / q]. Each layer draws its whole parameters from the default generator, as torch's dense layer does, and
-keeps its block. With one seed on all ranks the model equals the dense model on any mesh. The parameters are DTensors
-with the names and whole shapes of the dense layer. So a checkpoint loads on any mesh, and into the dense model.
+Each layer takes and returns blocks. Of activations [samples, length, hidden], the block of rank (i, j) is [samples of
+row i, length, hidden / q]. Each layer draws its whole parameters from the default generator, as torch's dense layer
+does, and keeps its block. With one seed on all ranks the model equals the dense model on any mesh. The parameters are
+DTensors with the names and whole shapes of the dense layer. So a checkpoint loads on any mesh, and into the dense
+model.
 """
 
 from __future__ import annotations
