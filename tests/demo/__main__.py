@@ -137,7 +137,7 @@ def _elastic(cluster: Cluster) -> tuple[list[Outcome], list[str]]:
 
 def _complaints(ones: list[Outcome], slurm: list[Outcome]) -> list[str]:
     found = [f"{o.job.name}: {o.state or 'never ended'}" for o in (*ones, *slurm) if not o.finished]
-    resized = sum(len(o.sizes) > 1 for o in ones)
+    resized = sum(o.resizes > 0 for o in ones)
     if resized < 6:
         found.append(f"only {resized} of {len(ON_CLUSTER)} jobs were resized")
     return found

@@ -34,7 +34,8 @@ def _entry(outcome: Outcome) -> dict[str, Any]:
         "state": outcome.state,
         "shapes": [_shape(size) for size in outcome.sizes],
         "batches": [size.batch for size in outcome.sizes],
-        "resizes": len(outcome.sizes) - 1,
+        "resizes": outcome.resizes,
+        "preempted": outcome.unordered,
         "pauses_s": [round(pause, 2) for pause in outcome.pauses],
     }
 
@@ -53,38 +54,42 @@ def result(ones: list[Outcome], slurm: list[Outcome]) -> dict[str, Any]:
 
 def table(found: dict[str, Any]) -> Table:
     """The demo's last word."""
-    shown = Table(title="Ten jobs, twice: resized by slurm-ones, and at fixed sizes by Slurm alone")
-    for column in ("job", "user", "GPUs over time", "batch"):
-        shown.add_column(column)
-    for column in ("JCT", "accuracy", "resizes", "pauses", "│ GPUs", "batch", "JCT", "accuracy"):
-        shown.add_column(column, justify="right")
+    shown = Table(
+        title="Ten jobs, twice: resized by slurm-ones, and at fixed sizes by Slurm alone",
+        box=None,
+        collapse_padding=True,
+    )
+    for column in ("job", "by", "GPUs over time", "batch"):
+        shown.add_column(column, no_wrap=column in ("job", "by"), min_width=6)
+    for column in ("JCT", "accuracy", "resizes", "preempted", "pauses"):
+        shown.add_column(column, justify="right", no_wrap=True)
     alone = {job["name"]: job for job in found["slurm"]["jobs"]}
     for job in found["ones"]["jobs"]:
-        other = alone[job["name"]]
-        shown.add_row(
-            job["name"],
-            job["user"],
-            "→".join(str(_gpus(shape)) for shape in job["shapes"]),
-            "→".join(map(str, job["batches"])),
-            seconds(job["jct_s"]) if job["state"] == "COMPLETED" else job["state"],
-            f"{job['accuracy']:.3f}" if job["accuracy"] is not None else "–",
-            str(job["resizes"]),
-            f"{sum(job['pauses_s']):.1f} s" if job["pauses_s"] else "–",
-            "│ " + "→".join(str(_gpus(shape)) for shape in other["shapes"]),
-            "→".join(map(str, other["batches"])),
-            seconds(other["jct_s"]) if other["state"] == "COMPLETED" else other["state"],
-            f"{other['accuracy']:.3f}" if other["accuracy"] is not None else "–",
-        )
-    shown.add_section()
+        shown.add_row(*_row(job["name"], "slurm-ones", job))
+        shown.add_row(*_row("", "Slurm", alone[job["name"]])[:6], end_section=True)
     waits = [
         f"{job['name']} started after {job['waited_s']} s, on Slurm alone after {alone[job['name']]['waited_s']} s"
         for job in found["ones"]["jobs"]
         if job["waited_s"] is not None
     ]
     shown.caption = "\n".join([*waits, EMULATED])
-    means = [seconds(found[side]["mean_jct_s"]) for side in ("ones", "slurm")]
-    shown.add_row("mean", "", "", "", means[0], "", "", "", "│", "", means[1], "", style="bold")
+    for side, who in (("ones", "slurm-ones"), ("slurm", "Slurm")):
+        shown.add_row("mean", who, "", "", seconds(found[side]["mean_jct_s"]), style="bold")
     return shown
+
+
+def _row(name: str, by: str, job: dict[str, Any]) -> list[str]:
+    return [
+        name,
+        by,
+        " → ".join(str(_gpus(shape)) for shape in job["shapes"]),
+        " → ".join(map(str, job["batches"])),
+        seconds(job["jct_s"]) if job["state"] == "COMPLETED" else job["state"],
+        f"{job['accuracy']:.3f}" if job["accuracy"] is not None else "–",
+        str(job["resizes"]),
+        str(job["preempted"]),
+        f"{sum(job['pauses_s']):.1f} s" if job["pauses_s"] else "–",
+    ]
 
 
 def _shape(size: Size) -> str:

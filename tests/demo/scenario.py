@@ -120,6 +120,12 @@ class Outcome:
     """Of a rigid job: from its submission to its first line."""
     left: int = 0
     """Tasks of the job that still waited when it had ended."""
+    unordered: int = 0
+    """Changes of size that nobody ordered: Slurm preempted blocks, or they were lost."""
+
+    @property
+    def resizes(self) -> int:
+        return len(self.sizes) - 1 - self.unordered
 
     @property
     def jct_s(self) -> float:
@@ -193,6 +199,7 @@ def _read(outcome: Outcome, told: list[tuple[float, Report]]) -> None:
                 outcome.sizes[-1].ended = at
                 outcome.sizes.append(size)
                 outcome.pauses.append(report.pause_s)
+                outcome.unordered += report.order is None
             elif outcome.sizes:
                 # The first of a run says more exactly what its hello has said.
                 size.began = outcome.sizes[-1].began
