@@ -56,17 +56,22 @@ def changed(resize: ResizeRecord) -> str:
 
 
 def seconds(value: float | None) -> str:
-    """Format a number of seconds: 42 s, 3 m 05 s, 2 h 10 m, 3 d 4 h."""
+    """Format a number of seconds: 0.021 s, 42 s, 3 m 05 s, 2 h 10 m, 3 d 4 h."""
     if value is None:
         return "–"
     whole = round(value)
     if whole < 60:
-        return f"{value:.1f} s" if value < 10 else f"{whole} s"
+        return f"{value:.2g} s" if value < 1 else f"{value:.1f} s" if value < 10 else f"{whole} s"
     if whole < 3600:
         return f"{whole // 60} m {whole % 60:02d} s"
     if whole < 86400:
         return f"{whole // 3600} h {whole % 3600 // 60:02d} m"
     return f"{whole // 86400} d {whole % 86400 // 3600} h"
+
+
+def hours(value: float) -> str:
+    """Format GPU hours: 12.3, or 0.045."""
+    return f"{value:.1f}" if value >= 1 else f"{value:.2g}"
 
 
 def clock(at: float | None) -> str:
@@ -111,12 +116,12 @@ def shape(job: JobSummary) -> str | None:
 
 
 def progress(job: JobSummary) -> str:
-    """Describe the progress of training: epochs done, the number declared, and per cent of the present epoch."""
+    """Describe the progress of training: epochs done, with tenths of the present one, and the number declared."""
     if job.epoch is None or job.batch == 0:  # the batch is 0 if the script reports no samples
         return "–"
-    part = f" + {100 * job.cursor // job.dataset} %" if job.cursor and job.dataset and job.cursor < job.dataset else ""
+    part = f".{10 * job.cursor // job.dataset}" if job.cursor and job.dataset and job.cursor < job.dataset else ""
     within = job.epochs and job.epoch + bool(part) <= job.epochs  # not beyond what it declared
-    return f"{job.epoch}/{job.epochs}{part}" if within else f"{job.epoch}{part}"
+    return f"{job.epoch}{part}/{job.epochs}" if within else f"{job.epoch}{part}"
 
 
 def left_s(job: JobSummary) -> float | None:
@@ -212,12 +217,7 @@ def change(new: MembershipRecord, old: MembershipRecord) -> str:
     if before != after:
         size = f"{'grew' if after > before else 'shrank'} from {before} to {after} GPU{'s' * (after != 1)}"
     why = _CHANGES.get(new.report.why, "")
-    return f"{pause(new.report.pause_s)}, {size}" + (f" ({why})" if why and new.report.why != "order" else "")
-
-
-def pause(value: float) -> str:
-    """Format a pause in seconds, which may be far below one."""
-    return f"{value:.2g} s" if value < 1 else f"{value:.1f} s"
+    return f"{seconds(new.report.pause_s)}, {size}" + (f" ({why})" if why and new.report.why != "order" else "")
 
 
 def planned(resize: ResizeRecord) -> str:

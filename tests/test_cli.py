@@ -176,7 +176,7 @@ class TestWhy:
         done = call("why", "7", "--database", filled)
         assert "reason 7" in done.stdout and done.stdout.count("capped") == 1
         assert "training paused for 6 m 50 s" in done.stdout
-        phases = "queue 1 m 45 s, launch 2.0 s (imports 1.5 s), process group 0.2 s, load 0.8 s, first step 0.5 s"
+        phases = "queue 1 m 45 s, launch 2.0 s (imports 1.5 s), process group 0.25 s, load 0.75 s, first step 0.5 s"
         assert f"the start after it: {phases}" in done.stdout
         assert "It is left alone: it was submitted with task counts" in call("why", "8", "--database", filled).stdout
 

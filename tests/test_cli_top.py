@@ -40,7 +40,7 @@ from slurm_ones.show.table import JobOrder, columns_within, header, lines
 from slurm_ones.show.window import TopApp
 from slurm_ones.slurm.client import Unreachable
 from slurm_ones.slurm.model import JobState
-from slurm_ones.text import left_s, progress
+from slurm_ones.text import hours, left_s, progress, seconds
 from tests.commands import printed
 from tests.db.make import SPEC, decision, hello, job, report, resized_job, run, said, throughput
 from tests.marks import nightly
@@ -80,7 +80,10 @@ def live_of(url: str) -> Live:
 def test_every_line_fits_the_terminal(filled: str, width: int) -> None:
     """Protects the table on a narrow terminal: a job's number, state, shape and why are always there."""
     live = live_of(filled)
+    long = "no change of its GPUs would repay a pause of 0.03 s, or whatever else there is to say about it: 日本語"
+    live = replace(live, jobs=tuple(replace(one, why=long) for one in live.jobs))
     shown = lines(live, NOW + 3, JobOrder(every_state=True), width)
+    assert width < 80 or " ".join(shown).split().count("whatever") == len(live.jobs) == 5, shown
     assert all(cell_len(line) <= width for line in shown), shown
     always = ["job", "st", "shape", "why"]
     assert [column.title for column in columns_within(width) if column.title in always] == always
@@ -140,8 +143,18 @@ def test_the_time_left_follows_from_epochs_and_throughput(filled: str) -> None:
     done = (one.epoch or 0) * SPEC.dataset + (one.cursor or 0)
     assert left_s(one) == pytest.approx((SPEC.epochs * SPEC.dataset - done) / one.samples_per_s)
     longer = replace(one, epoch=SPEC.epochs, cursor=SPEC.dataset // 2)
-    assert (progress(longer), left_s(longer)) == (f"{SPEC.epochs} + 50 %", None)
+    assert (progress(longer), left_s(longer)) == (f"{SPEC.epochs}.5", None)
     assert progress(replace(longer, cursor=None)) == f"{SPEC.epochs}/{SPEC.epochs}"
+
+
+def test_figures_for_people(filled: str) -> None:
+    """Short enough for a narrow column, and never a nought for what is there."""
+    (one,) = [one.job for one in live_of(filled).jobs if one.job.job_id == 10]
+    of = [replace(one, epoch=epoch, cursor=700, dataset=1000, epochs=14) for epoch in (0, 12)]
+    assert [progress(job) for job in of] == ["0.7/14", "12.7/14"]
+    assert progress(replace(of[1], epochs=0)) == "12.7" and progress(replace(of[1], dataset=0)) == "12/14"
+    assert [seconds(value) for value in (0.0243, 1.06, 22.4)] == ["0.024 s", "1.1 s", "22 s"]
+    assert [hours(value) for value in (0.0243, 12.34, 1234.5)] == ["0.024", "12.3", "1234.5"]
 
 
 @pytest.mark.slow

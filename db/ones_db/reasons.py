@@ -146,7 +146,7 @@ SENTENCES: dict[str, str] = {
     "faster_kind": "on {kind} in place of {before} it is expected to train {factor:.2g} times as fast",
     "leaves_kind": "on {kind} it trains at {factor:.2g} times its speed; others gain more by {before}",
     "several_kinds": "it has GPUs of several kinds ({kinds}), and no change would repay its pause",
-    "no_change_repays": "no change of its GPUs would repay a pause of {seconds:.1f} s",
+    "no_change_repays": "no change of its GPUs would repay a pause of {seconds:.3g} s",
     "within_switches": "{gpus:GPU|GPUs} fit below {switches:leaf switch|leaf switches}; on {more} it would be below "
     "more, where gradients take {taper:.2g} times as long (taper)",
     "on_slow_node": "it trains at about {percent:.0f} % of its usual speed: node {node} is slow, as {runs:run|runs} of "

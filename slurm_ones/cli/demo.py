@@ -82,7 +82,7 @@ def _run(folder: Path, jobs: tuple[DemoJob, ...], simulated: int, lacks: list[st
         good = _report(folder, running, page="jinja2" not in lacks)
         if not done:
             say("Not every job has ended in time: this machine may be too busy. The logs are in the folder.")
-        say(f"{time.time() - began:.0f} s in all. All files: {folder}")
+        say(f"{time.time() - began:.0f} s in all.")
         if not lacks and is_terminal(sys.stdin):
             say("The page stays for an hour; Ctrl-C ends it.")
             with suppress(KeyboardInterrupt):
@@ -101,8 +101,9 @@ def _report(folder: Path, running: Demo, *, page: bool) -> bool:
         if state != "COMPLETED":
             log = folder / f"slurm-{one.job_id}_0.out"
             say(f"{one.job.name} should have completed but is {state}: its output is in {log}")
+    say("Samples, by what each rank wrote down:")
     for _, line in checked:
-        say(f"Samples, by what each rank wrote down: {line}")
+        say(f"  {line}")
     say("All jobs, simulated ones included (their speed is computed from a model):")
     html = folder / "report.html" if page else None
     report(html=html, config=running.settings)

@@ -73,7 +73,8 @@ def report(
     else:
         for line in texts[0] if job is not None else [*totals, *_counted(told)]:
             say(line)
-        say(f"  {seen}")
+        if job is None or alive:
+            say(f"  {seen}")
     if html is not None:
         # Reports without a page need no Jinja2.
         from slurm_ones.show.pages import write_usage

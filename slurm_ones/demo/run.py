@@ -134,7 +134,7 @@ class DemoProgress:
                 word = "grew" if now > before else "shrank"
                 self._say(
                     record.time,
-                    f"{name} {word} from {before} to {now} GPUs while it trained; "
+                    f"{name} {word} from {before} to {now} GPU{'s' * (now != 1)} while it trained; "
                     f"a pause of {record.report.pause_s:.2f} s",
                 )
         self._reported[job.job_id] = len(found)

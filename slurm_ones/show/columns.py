@@ -171,7 +171,7 @@ _SHORT = {name: code for code, name in CODES.items()}
 
 JOB: tuple[ShownColumn[ShownJob], ...] = (
     ShownColumn("job_id", _job("job_id"), "Slurm's job id", "job"),
-    ShownColumn("user", _job("user"), "its owner", "user", left=True, most=16),
+    ShownColumn("user", _job("user"), "its owner", "user", left=True, width=10, most=16),
     ShownColumn("name", _job("name"), "its name", "name", left=True, width=11, most=24),
     ShownColumn("account", _job("account"), "account it is charged to", left=True),
     ShownColumn("partition", _job("partition"), "partition it was last seen in", left=True),
@@ -206,7 +206,7 @@ JOB: tuple[ShownColumn[ShownJob], ...] = (
     ShownColumn("strategy", _job("strategy"), "training strategy", "strategy", left=True, most=16),
     ShownColumn("limits", _job("limits"), "limits of the strategy"),
     ShownColumn(
-        "epochs", _job("epochs"), "epochs that it will train", "epochs", own=lambda one: progress(one.job), width=12,
+        "epochs", _job("epochs"), "epochs that it will train", "epochs", own=lambda one: progress(one.job), width=9,
         key=lambda one: one.job.epoch or 0,
     ),
     ShownColumn("epoch", _job("epoch"), "epochs done"),

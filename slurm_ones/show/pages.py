@@ -28,7 +28,7 @@ from slurm_ones.show.logs import Logs
 from slurm_ones.show.pictures import curve, gpus_over_time, scaling
 from slurm_ones.show.usage import Allowed, Measured, Usage, advised, allowed, usage
 from slurm_ones.show.why import decided, decided_last, resizes_of
-from slurm_ones.text import changed, clock, plain, seconds
+from slurm_ones.text import changed, clock, hours, plain, seconds
 
 SPANS = {"15m": 900.0, "1h": 3600.0, "6h": 6 * 3600.0, "24h": HISTORY_S, "all": float("inf")}
 """Times that the chart of GPUs can cover, in seconds before the newest tick."""
@@ -61,7 +61,7 @@ def environment() -> Any:
     from jinja2 import Environment, PackageLoader
 
     made = Environment(loader=PackageLoader("slurm_ones.show", "templates"), autoescape=True, trim_blocks=True)
-    made.filters |= {"plain": plain, "seconds": seconds, "clock": clock}
+    made.filters |= {"plain": plain, "seconds": seconds, "clock": clock, "hours": hours}
     made.globals |= {
         "text": {column.name: column.text for column in columns.JOB},
         "columns": columns,

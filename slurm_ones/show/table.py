@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from textwrap import wrap
 from typing import Any, TypeVar
 
 from rich.cells import cell_len, set_cell_size
@@ -138,12 +139,13 @@ def rows(shown: Sequence[ShownJob], columns: Sequence[ShownColumn[ShownJob]]) ->
 def lines(live: Live, now: float, choice: JobOrder, width: int) -> list[str]:
     """Return all lines of `top --once`, without markup. Each has at most `width` characters."""
     shown, columns = choice.jobs(live), columns_within(width)
-    found = [line[:width] for line in header(live, now, shown)]
+    found = [part for line in header(live, now, shown) for part in wrap(line, width)]
     heads = [cell(column.title, column) for column in columns[:-1]] + [columns[-1].title]
-    for row in [heads, *rows(shown, columns)]:
-        line = "  ".join(row)
-        found.append(set_cell_size(line, min(cell_len(line), width)).rstrip())
-    return found
+    start = sum(column.width + 2 for column in columns[:-1])
+    for *cells, last in [heads, *rows(shown, columns)]:
+        first, *more = wrap(last, width - start) or [""]
+        found += ["  ".join([*cells, first]).rstrip(), *(" " * start + line for line in more)]
+    return [set_cell_size(line, min(cell_len(line), width)) for line in found]
 
 
 def cell(text: str, column: ShownColumn[Any]) -> str:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from ones_db import JobSummary, Store
 from ones_wrapper.protocol.optin import BadComment, parse_comment
-from slurm_ones.text import minute, pause, plain, seconds, troubles
+from slurm_ones.text import hours, minute, plain, seconds, troubles
 
 T = TypeVar("T")
 
@@ -219,7 +219,7 @@ def of_job(usage: Usage, advice: Sequence[str]) -> list[str]:
             each = f"{one.gpu_efficiency:.0%}" if one.gpu_efficiency is not None else "–"
             lines.append(
                 f"             {one.gpus:4} {one.batch:6} {one.samples_per_s:11.4g} {one.useful:10.4g}  {each:>5}  "
-                f"{seconds(one.measured_s):8}  {bar(one.useful, most)}{f'  {one.kind}' * several}"
+                f"{seconds(one.measured_s):8}  {bar(one.useful, most, 12)}{f'  {one.kind}' * several}"
             )
     return lines + [f"  advice     {text}." for text in advice]
 
@@ -230,7 +230,7 @@ def _resizes(usage: Usage) -> list[str]:
         return ["  resizes    none"]
     ways = sorted({one.mechanism for one in done})
     lines = [
-        f"  resizes    {job.resizes} while it ran{f' by {chr(44).join(ways)}' if ways else ''}; "
+        f"  resizes    {job.resizes}{f' by {chr(44).join(ways)}' if ways else ''} while it ran; "
         f"{_still(job.pause_s, job.running_s, 'its')}; {len(usage.resized) - len(done)} did not take effect"
     ]
     if usage.predicted_jct_s and job.jct_s and job.resizes:
@@ -241,15 +241,15 @@ def _resizes(usage: Usage) -> list[str]:
         )
     if usage.asked_gpu_hours and job.gpu_hours and job.resizes:
         lines.append(
-            f"  cost       {_hours(job.gpu_hours)} in all, against {usage.asked_gpu_hours:.1f} at the size asked for: "
-            f"{job.gpu_hours / usage.asked_gpu_hours:.2f} times as many"
+            f"  cost       {_hours(job.gpu_hours)} in all, against {hours(usage.asked_gpu_hours)} at the size asked "
+            f"for: {job.gpu_hours / usage.asked_gpu_hours:.2f} times as many"
         )
     return lines
 
 
 def _still(paused: float, running: float | None, whose: str) -> str:
     share = f" ({paused / (running + paused):.1%} of {whose} time)" if running else ""
-    return f"training paused for {pause(paused)}{share}"
+    return f"training paused for {seconds(paused)}{share}"
 
 
 def of_jobs(found: Sequence[Usage], title: str) -> list[str]:
@@ -261,7 +261,7 @@ def of_jobs(found: Sequence[Usage], title: str) -> list[str]:
     newest = ", only the newest" if len(jobs) >= MOST_JOBS else ""
     lines = [
         f"{plain(title, 200)}: {len(jobs)} elastic job{'s' * (len(jobs) != 1)}, {ended} ended{newest}",
-        f"  GPU hours  {sum(job.gpu_hours or 0.0 for job in jobs):.1f}",
+        f"  GPU hours  {hours(sum(job.gpu_hours or 0.0 for job in jobs))}",
     ]
     if waits := [job.queueing_s for job in jobs if job.queueing_s is not None]:
         lines.append(f"  waited     median {seconds(median(waits))}, longest {seconds(max(waits))}")
@@ -279,14 +279,14 @@ def of_jobs(found: Sequence[Usage], title: str) -> list[str]:
 
 
 def _hours_by(jobs: Sequence[JobUsage], field: str, title: str) -> list[str]:
-    hours: dict[str, float] = defaultdict(float)
+    used: dict[str, float] = defaultdict(float)
     for job in jobs:
-        hours[getattr(job, field)] += job.gpu_hours or 0.0
-    if len(hours) < 2:
+        used[getattr(job, field)] += job.gpu_hours or 0.0
+    if len(used) < 2:
         return []
-    most = max(hours.values())
-    shown = sorted(hours.items(), key=lambda item: (-item[1], item[0]))[:20]
-    return [f"  {title:9}  {plain(name, 16):16} {value:9.1f} h  {bar(value, most)}" for name, value in shown]
+    most = max(used.values())
+    shown = sorted(used.items(), key=lambda item: (-item[1], item[0]))[:20]
+    return [f"  {title:9}  {plain(name, 16):16} {hours(value):>9} h  {bar(value, most)}" for name, value in shown]
 
 
 def _span(job: JobUsage) -> str:
@@ -297,7 +297,7 @@ def _span(job: JobUsage) -> str:
 
 
 def _hours(value: float | None) -> str:
-    return f"{value:.1f} GPU hours" if value is not None else "GPU hours unknown"
+    return f"{hours(value)} GPU hours" if value is not None else "GPU hours unknown"
 
 
 NEARLY = 0.9

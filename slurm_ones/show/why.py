@@ -195,11 +195,10 @@ def _of_job(store: Store, summary: JobSummary) -> Iterator[str]:
 def _resize(one: ShownResize) -> Iterator[str]:
     resize, blocks = one.resize, text.planned(one.resize)
     change = text.changed(resize) + (f" ({blocks})" if blocks else "")
-    still = text.pause if resize.mechanism == "blocks" else text.seconds
     yield (
         f"  {text.clock(resize.started)} resize {change}: {resize.stage}"
         + (f", {text.safe(str(resize.outcome), 300)}" if resize.outcome else "")
-        + (f", training paused for {still(resize.pause_s)}" if resize.pause_s is not None else "")
+        + (f", training paused for {text.seconds(resize.pause_s)}" if resize.pause_s is not None else "")
     )
     for step in one.steps:
         yield f"      {step.time - resize.started:7.1f} s  {step.stage}  [dim]{text.safe(str(step.detail), 300)}[/]"

@@ -150,6 +150,7 @@ def test_a_training_really_grows_and_shrinks(started: Started) -> None:
     assert started.end() == 0, started.text
     for job in ("spirals-1: each of 1536 samples was used once in each of 14", "spirals-2: each of 1536 samples"):
         assert job in started.text
+    assert started.text.count("as the companion saw it") == started.text.count("by what each rank wrote down") == 1
     assert "vit-1" in (started.folder / "report.html").read_text()
     assert started.gone(20.0)
 

@@ -117,7 +117,7 @@ def url(empty_url: str) -> str:
 
 def test_a_job(url: str) -> None:
     told = call("report", "7", "--database", url).stdout
-    assert "trained on 1 to 4" in told and "1 while it ran by requeue" in told and "measured" in told
+    assert "trained on 1 to 4" in told and "1 by requeue while it ran" in told and "measured" in told
     blocks = call("report", "10", "--database", url).stdout
     assert "by blocks" in blocks and "▂" in blocks
     (one,) = printed("report", "10", "--json", "--database", url)
