@@ -261,9 +261,9 @@ class Job:
     def unwrap(self, model: torch.nn.Module) -> torch.nn.Module:
         """Return the model that was given to `ddp`, `fsdp` or `exchange`, to save, export or evaluate it.
 
-        A model that was given to none of them is returned as it is. A model of `fsdp` is the same object before and
-        after, and its parameters stay sharded. If a strategy's ranks train different models, the result is the model
-        that checkpoints hold. During training this is a copy, for which all ranks must call `unwrap`.
+        Any other model is returned as it is. A model of `fsdp` is the same object before and after, and its parameters
+        stay sharded. If a strategy's ranks train different models, the result is the model that checkpoints hold.
+        During training this is a copy, for which all ranks must call `unwrap`.
         """
         return self._run.loop.exchanges.inside(model)
 

@@ -270,9 +270,8 @@ def _path_of(optimizer: str) -> str:
 
 @contextmanager
 def _as_it_is(optimizer: torch.optim.Optimizer, wanted: bool) -> Iterator[None]:
-    """Context in which torch does not create the state of an empty optimizer if `wanted`. torch would make a step with
-    zero gradients for that, which counts as a step. It makes none if any gradient exists, so that one is created
-    here."""
+    """Context in which torch does not create the state of an empty optimizer if `wanted`. Torch would create it by a
+    step with zero gradients, which counts as a step. It does not if any gradient exists, so this creates one."""
     parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
     bare = wanted and not optimizer.state and bool(parameters) and all(p.grad is None for p in parameters)
     if bare:

@@ -363,8 +363,8 @@ def fetched_indices(order: npt.NDArray[np.int64], part: AccumulationStep) -> lis
 
 
 def _ahead(requests: Iterator[_Request]) -> Iterator[_Request]:
-    """Yield the requests, but compute `PLANNED` of them at a time: computing each between two steps takes much
-    longer."""
+    """Yield the requests, but compute `PLANNED` of them at a time, since it takes much longer to compute each between
+    two steps."""
     while several := list(islice(requests, PLANNED)):
         yield from several
 

@@ -93,8 +93,8 @@ def may_draw(dataset: Dataset[Any]) -> bool:
 
 class WorkerInit:
     """Function that a DataLoader's worker calls first. It makes `get_worker_info().dataset` the script's dataset rather
-    than our wrapper of it, and calls the script's own `worker_init_fn`. It also leaves the job's signals to the
-    rank."""
+    than our wrapper of it, and calls the script's own `worker_init_fn`. It also ignores the job's signals, since the
+    rank handles them."""
 
     def __init__(self, then: Callable[[int], None] | None) -> None:
         self._then = then

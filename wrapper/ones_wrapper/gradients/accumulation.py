@@ -1,13 +1,10 @@
 """Gradient accumulation by wrappers around optimizer and gradient scaler, which `Job.register` returns.
 
 If a batch does not fit, a step takes several accumulation steps: forward and backward passes whose gradients add up.
-The script's loop calls backward, `optimizer.step()` and `optimizer.zero_grad()` in each of them. The wrappers let
-optimizer and gradient scaler act only in the last one. They zero gradients only before the first accumulation step, or
+The script's loop calls backward, `optimizer.step()` and `optimizer.zero_grad()` in each accumulation step. With the
+wrappers, optimizer and gradient scaler act only in the last one. Gradients are zeroed only before the first one, or
 after the optimizer's step. (Accelerate's wrappers do the same.) Wrappers of schedulers (`schedule.py`) also act only in
 the last one (`Accumulation.due`).
-
-A script puts code that changes gradients between backward and step, such as clipping, under `if job.updates:`. If such
-code runs in another accumulation step, or a call avoids the wrappers, an error says what to write.
 """
 
 from __future__ import annotations

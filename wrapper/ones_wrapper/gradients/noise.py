@@ -75,7 +75,8 @@ class NoiseScale:
         self._step: list[tuple[torch.Tensor, float, float]] = []
         """(square, weight in tr(Σ), weight in |G|²) for each bucket of the present step on this rank."""
         self._seen: list[tuple[torch.Tensor, float, float]] = []
-        """The same for finished steps, until it is added to `_window`."""
+        """(square, weight in tr(Σ), weight in |G|²) for each bucket of finished steps, until they are added to
+        `_window`."""
         self._window: list[torch.Tensor | float] = [0.0, 0.0]
         self._steps = 0
         self._windows: deque[Window] = deque(maxlen=WINDOWS)

@@ -117,12 +117,12 @@ class TorchGroup(Group):
     """The ranks of a torch.distributed process group."""
 
     control: Any
-    """A gloo group for small messages on the CPU, so that they never wait for a GPU. It belongs to torch.distributed,
-    or is raw."""
+    """A gloo group for small messages on the CPU, so that they never wait for a GPU. A raw one was built directly, so
+    torch.distributed does not know it."""
     main: bool = True
     """True if `close` ends torch.distributed, False if it ends only `control`."""
     again: Callable[[], Any] | None = None
-    """Function that returns another group like `control`, if `control` is raw: torch.distributed does not know it."""
+    """Function that returns another raw group of the same ranks, if `control` is raw."""
 
     def duplicate(self) -> TorchGroup:
         control = self.again() if self.again is not None else dist.new_group(backend="gloo")

@@ -11,7 +11,7 @@ class Block:
     """One start of one task of a job of blocks."""
 
     array: int
-    """Job id of the array, which identifies the job."""
+    """Job id of the array. It is also the id of the whole job."""
     task: int
     restart: int
     """Number of times that Slurm requeued the task."""

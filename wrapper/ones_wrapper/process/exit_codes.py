@@ -15,7 +15,7 @@ DONT_RESTART = 100
 """The script or its owner wants the job to end: it is neither started again nor requeued."""
 
 OUT_OF_MEMORY = 101
-"""A local batch did not fit. Half of it is stored as the new limit: the ranks start again with it."""
+"""A local batch did not fit. Half of it is now the largest local batch, with which the ranks start again."""
 
 HUNG = 102
 """No rank reached a step boundary for `ONES_HANG_S` seconds: the ranks start again from the last checkpoint."""

@@ -31,8 +31,8 @@ from ones_wrapper.protocol.slurm_commands import (
 )
 
 ORDER = 1
-"""Number of the order that names all tasks. A companion's orders have higher numbers (milliseconds since 1970), and so
-replace it."""
+"""Number of this module's order. It is smaller than any number of a companion (milliseconds since 1970), so a
+companion's order replaces this one."""
 NEAR_S = 900.0
 """Seconds before the base block's time limit from which the next base block may start."""
 AGAIN_S = 60.0

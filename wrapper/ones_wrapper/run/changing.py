@@ -43,9 +43,9 @@ def start(
     spec_of: Callable[[], Spec],
     fits: Callable[[int], bool] = lambda world: True,
 ) -> Run:
-    """Return the run of a job of blocks, whose ranks have met (`entered`). Collective. `fits` returns True if the
-    strategy can use N ranks; `spec_of` is called once it can use these. Ends the process if its ranks must start
-    again."""
+    """Return the run of a job of blocks, whose ranks have met (`entered`). Collective. `spec_of` returns the spec,
+    `fits` returns True if the strategy can use N ranks. The first ranks of a later term wait for other blocks until
+    `fits`. Ends the process if its ranks must start again."""
     group, blocks, leads = entered.group, entered.blocks, entered.leads
     assert isinstance(group, TorchGroup) and blocks is not None
     block, term = blocks.block, blocks.leader.term

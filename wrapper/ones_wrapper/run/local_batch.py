@@ -125,7 +125,7 @@ def keep_for_first_step(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator
 
 def _holds(one_pass: Callable[[int], object], samples: int, state: SavedState, group: Group, together: bool) -> bool:
     """Return True if passes of `samples` samples fit on all ranks. Collective. Buffers and random numbers are restored,
-    gradients dropped. An error of `one_pass` is raised; but lack of memory returns False unless `together`."""
+    gradients dropped. Errors of `one_pass` are raised, lack of memory only with `together`."""
     model, optimizers = state.model, list(state.optimizers.values())
     buffers = [buffer.detach().clone() for buffer in model.buffers()]
     failed = False

@@ -242,8 +242,8 @@ def renewed(frame: FrameType, name: str) -> bool:
 
 @cache
 def _kept_lines(path: str) -> list[tuple[int, str]]:
-    """Return (line, name) for each name that a file counts up, or stores a best value in; `.n` for an attribute. Counts
-    that begin again in each turn of a loop are left out."""
+    """Return (line, name) for each count and best value that a file stores. Names of attributes begin with a dot.
+    Counts that begin again in each turn of a loop are left out."""
     nodes = _nodes(path)
     given = {one: ast.unparse(one) for one in nodes if isinstance(one, (ast.Assign, ast.AnnAssign, ast.AugAssign))}
     turns = (one for loop in nodes if isinstance(loop, (ast.For, ast.While)) for one in loop.body)
@@ -258,7 +258,7 @@ def _kept_lines(path: str) -> list[tuple[int, str]]:
 
 
 def kept(code: CodeType) -> list[str]:
-    """Return the names that this code counts up (`n += 1`, `n = n + 1`), or stores a best value in; `.n` for an
-    attribute."""
+    """Return the names of this code's counts (`n += 1`, `n = n + 1`) and best values. Names of attributes begin with a
+    dot."""
     lines = {number for *_, number in code.co_lines()}
     return [name for number, name in _kept_lines(code.co_filename) if number in lines]

@@ -11,8 +11,8 @@ from ones_wrapper.strategies.ring.strategy import Ring
 class RingAttention(nn.Module):
     """Self-attention over sequences that are split over a ring, in place of `nn.MultiheadAttention`.
 
-    Parameters have the names, shapes and initial values of `nn.MultiheadAttention(width, heads, batch_first=True)`, so
-    that each loads checkpoints of the other. `Ring(causal=...)` sets whether attention is causal.
+    Parameters have the names, shapes and initial values of `nn.MultiheadAttention(width, heads, batch_first=True)`. So
+    the two modules load each other's checkpoints. `Ring(causal=...)` sets whether attention is causal.
     """
 
     def __init__(self, ring: Ring, width: int, heads: int, *, dropout: float = 0.0, bias: bool = True) -> None:
