@@ -5,7 +5,7 @@ are the abstract, the talk's outline and summaries of the public code, not the p
 
 - An allocation X: job j runs on GPUs of kind k for the fraction X_jk of the time. The effective throughput of a job is
   Σ_k X_jk T_jk. The fractions of a job sum to at most 1. On average no kind has more GPUs in use than the cluster has.
-- The objective: A job's effective throughput is divided by its throughput with equal time on every kind. `max_min`
+- The objective: a job's effective throughput is divided by its throughput with equal time on every kind. `max_min`
   maximises the least of these relative throughputs, `max_sum` their sum.
 - Rounds: a job's priority on a kind is X_jk divided by the fraction of rounds in which it has had this kind. In each
   round jobs get GPUs in order of priority.

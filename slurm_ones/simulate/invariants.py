@@ -17,16 +17,16 @@ class InvariantViolated(Exception):
 
 
 EXPECTED_ENDS = frozenset({JobState.COMPLETED, JobState.TIMEOUT, JobState.NODE_FAIL})
-"""End states that a job may have. The companion is not to blame for a time limit or a failed node."""
+"""End states that are no violation. A time limit or a failed node is not the companion's fault."""
 EXPECTED_ENDS_OF_BLOCKS = EXPECTED_ENDS | {JobState.CANCELLED, JobState.PREEMPTED}
-"""End states that a block (a task of a job's array) may have. It may also be cancelled while it waits, or be
+"""End states of a block (a task of a job array) that are no violation. A block may also be cancelled while it waits, or
 preempted."""
 
 
 def violations(world: World, store: Store) -> list[str]:
     """Return a description of each failed check.
 
-    A job that ended by its time limit or by a node's failure fails no check.
+    Jobs may end by their time limit or by a node's failure.
     """
     return [*_lost(world), *misplaced(world, world.trainings), *_disagreements(world, store), *_skipped(world)]
 
@@ -47,14 +47,14 @@ def _lost(world: World) -> Iterator[str]:
 
 
 def misplaced(world: World, job_ids: Iterable[int]) -> Iterator[str]:
-    """Describe each run of these jobs on a number of GPUs that the job's training strategy cannot use."""
+    """Describe each run of these jobs on a number of GPUs that the job's strategy cannot use."""
     for job_id in job_ids:
         for where in world.trainings[job_id].misplaced:
             yield f"job {job_id} ran at a size that its strategy cannot use: {where}"
 
 
 def busy_nodes(world: World) -> Iterator[str]:
-    """Describe each node that is in use at the end."""
+    """Describe each node that still has jobs at the end of the simulation."""
     for node in world.cluster.nodes.to_model().values():
         if not node.idle:
             yield f"node {node.name} is {node.state} at the end"
@@ -79,7 +79,7 @@ def _disagreements(world: World, store: Store) -> Iterator[str]:
 
 
 def record_differs(world: World, job_id: int, record: JobRecord, store: Store) -> Iterator[str]:
-    """Describe each difference between a job's record in the database and the same job in the simulated cluster."""
+    """Describe each difference between a job's record in the database and the job in the simulated cluster."""
     training, records = world.trainings[job_id], world.cluster.records.of(job_id)
     if training.hot is not None:
         yield from blocks_differ(training, record, store)
@@ -97,7 +97,8 @@ def record_differs(world: World, job_id: int, record: JobRecord, store: Store) -
 
 
 def blocks_differ(training: Training, record: JobRecord, store: Store) -> Iterator[str]:
-    """Describe each difference between a job of blocks and its record in the database, where each term is a run."""
+    """Describe each difference between a job of blocks and its record in the database, which has a run for each
+    term."""
     job_id = record.job_id
     if training.finished and record.state != JobState.COMPLETED.value:
         yield f"job {job_id} is {record.state} in the database, and has trained to its end"
@@ -120,7 +121,8 @@ def _skipped(world: World) -> Iterator[str]:
 
 
 def order_of_samples(dataset: int, runs: Iterable[Iterable[Report]], *, blocks: bool = False) -> Iterator[str]:
-    """Check that the reports of a job's runs use every sample of an epoch once and in order.
+    """Check that the reports of a job's runs use every sample of an epoch once and in order, and describe each
+    violation.
 
     A run must start where the newest checkpoint ends. If a run ended without a checkpoint, the next run repeats its
     samples. A drained run must end with a checkpoint. In a job of `blocks`, a new term starts at the old leader's

@@ -1,7 +1,7 @@
-"""Oracle that replaces the companion: its policy is given the true curves, and schedules take effect at once.
+"""Oracle that replaces the companion: its policy is given each job's true curves, and schedules take effect at once.
 
-Published studies make the same assumptions. Cluster and jobs are the same as in other simulations. But nothing waits
-for Slurm, nothing is learned, and writing a checkpoint takes no time. Only starting a job costs time.
+Published studies make the same assumptions. Cluster and jobs are those of other simulations, but nothing waits for
+Slurm, nothing is learned, and writing a checkpoint takes no time. Only starts and resizes of jobs take time.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from slurm_ones.simulate.training.training import Phase, Training
 from slurm_ones.simulate.world import World
 
 Placement = Literal["pack", "spread"]
-"""Placement rule. "pack" places the largest job first, on the nodes that then have the fewest free GPUs. "spread"
-follows the order of the schedule and takes the emptiest nodes, as Pollux's study does for rival policies."""
+"""Placement rule. "pack" places the largest job first, on the nodes with the fewest free GPUs that suffice. "spread"
+places jobs in the schedule's order, on the emptiest nodes, as Pollux's study does for rival policies."""
 IMMEDIATE = ClusterSettings(requeue_delay_s=0.0, ending_s=0.0, save=0.0, stop=0.0, launch=1.0, load=0.0)
-"""Cluster settings in which only starts take time."""
+"""Cluster settings in which only the start of a job takes time."""
 SETTLED_S = 120.0
-"""Seconds that a job keeps its nodes before it may move to fewer nodes, if it is resized from memory (`Hot`)."""
+"""Seconds for which a job that is resized from memory (`Hot`) keeps its nodes before it may move to fewer nodes."""
 
 
 @dataclass
@@ -56,12 +56,12 @@ class _OracleJob:
     mechanism: Mechanism
     batch: int = 0
     shape: Shape | None = None
-    """Shape of the job, which is the new one as soon as a change begins. None if the job has no GPUs."""
+    """Shape of the job, from the beginning of a change on the new one; None without GPUs."""
     target: dict[str, int] | None = None
-    """GPUs on each node after the change under way; None if no change is under way."""
+    """GPUs on each node after the change that is under way; None if none is."""
     changed_epoch: int = 0
     placed: float = 0.0
-    """Time at which the job was last given nodes."""
+    """Time at which the job last got nodes."""
     promised: bool | None = None
 
     def __post_init__(self) -> None:
@@ -74,12 +74,12 @@ class _OracleJob:
 
     @property
     def own(self) -> dict[str, int]:
-        """GPUs on each node on which the job trains now."""
+        """GPUs on each node with which the job trains now."""
         return {} if self.shape is None else dict(self.training.nodes)
 
     @property
     def kind(self) -> str:
-        """Slowest kind of the job's GPUs. If the job has none, the kind with the most GPUs in the cluster."""
+        """Slowest kind of the job's GPUs. Without GPUs, the kind that is most frequent in the cluster."""
         kinds = {self.training.kinds[name] for name in self.own}
         if len(kinds) == 1:
             return kinds.pop()
@@ -89,16 +89,17 @@ class _OracleJob:
         return min(kinds, key=self.training.speed_on)
 
     def differs(self, got: Allocation) -> bool:
-        """Return True if this allocation changes the number or the kind of the job's GPUs."""
+        """Return True if the allocation has another number or another kind of GPUs than the job."""
         return self.shape is None or got.shape.gpus != self.shape.gpus or got.kind not in ("", self.kind)
 
     def scattered(self, now: float) -> bool:
-        """Return True if the elastic job has trained for `SETTLED_S` seconds on more nodes than it needs."""
+        """Return True if the elastic job has kept its nodes for `SETTLED_S` seconds, and they are more than it
+        needs."""
         least = -(-sum(self.training.nodes.values()) // self.cluster.gpus_per_node)
         return self.training.submission.elastic and len(self.training.nodes) > least and now - self.placed >= SETTLED_S
 
     def view(self, world: World) -> JobView:
-        """Return the job as the policy sees it. If a change is under way, the policy sees the job after the change."""
+        """Return the job as the policy sees it. During a change, this is the job after the change."""
         training, mechanism = self.training, self.mechanism
         app, asked, done = training.application, training.submission, training.position.progress
         epochs, left = done / app.dataset, max(app.total * asked.epochs - done, 1.0) / app.dataset
@@ -138,15 +139,15 @@ class _OracleJob:
 
     @property
     def busy(self) -> bool:
-        """True while the job starts, or while new GPUs prepare for it."""
+        """True while the job starts, or while it prepares new GPUs."""
         return self.target is not None or self.training.phase is Phase.LAUNCHING
 
 
 class Oracle:
-    """Runs a policy that is given the true curves, and carries its schedules out at once.
+    """Stand-in for the companion: it gives a policy the true curves, and carries schedules out at once.
 
-    A job moves only if its number of GPUs changes. A job resized from memory (`Hot`) holds its new GPUs at once and
-    trains on with the old ones until the new ones are ready.
+    A job changes nodes only if its number or kind of GPUs changes, or to get onto fewer nodes. A job that is resized
+    from memory (`Hot`) holds its new GPUs at once, and trains on the old ones until the new ones are ready.
     """
 
     def __init__(self, world: World, policy: Policy, placement: Placement, seed: int) -> None:
@@ -160,12 +161,12 @@ class Oracle:
 
     @property
     def promises(self) -> dict[int, bool]:
-        """Answers to users' deadlines so far, by job id: True if promised, False if refused."""
+        """Answers to users' deadlines so far, by job id: True for a promise, False for a refusal."""
         return {i: job.promised for i, job in self._jobs.items() if job.promised is not None}
 
     def tick(self) -> list[float]:
-        """Let the policy decide, and apply its schedule. Return the real seconds of the decision; empty if there are no
-        jobs."""
+        """Let the policy decide, and carry its schedule out. Return the real seconds that the decision took, in a list,
+        which is empty if there are no jobs."""
         live = self._live()
         if not live:
             return []
@@ -190,7 +191,7 @@ class Oracle:
         return _OracleJob(self._world.cluster.jobs[job_id], training, self._cluster, self._world.mechanism)
 
     def _apply(self, schedule: Schedule, live: Sequence[_OracleJob]) -> None:
-        """Apply the schedule, except to jobs that are still changing."""
+        """Carry the schedule out, except for jobs whose last change is still under way."""
         hot = isinstance(self._world.mechanism, Hot)
         changing, settled = set[int](), list[_OracleJob]()
         for job in live:
@@ -222,7 +223,7 @@ class Oracle:
             job.training.adjust(job.training.position.wanted if job.busy else job.batch, slowdown.exchange)
 
     def _change(self, changes: Mapping[int, Allocation], optional: Collection[int]) -> None:
-        """Start and change jobs. A change in `optional` is made only if it moves the job to fewer nodes."""
+        """Start and resize jobs. A job in `optional` is moved only if it then uses fewer nodes."""
         world = self._world
         world.timeline.run(world.timeline.now)
         asked = [
@@ -248,7 +249,7 @@ class Oracle:
         job.shape, job.target = None, None
 
     def _leave(self, job: _OracleJob, plan: GpuPlan, got: Allocation) -> None:
-        """Free the GPUs that the job gives up by its plan."""
+        """Free the GPUs that the job gives up under its plan."""
         if not job.own or plan.keeps == job.own:
             return
         if not plan.keeps:
@@ -259,7 +260,8 @@ class Oracle:
         job.training.go_on(plan.keeps, batch, self._world.mechanism.shrink_s(job.training.application))
 
     def _take(self, job: _OracleJob, plan: GpuPlan, got: Allocation) -> None:
-        """Give the job its new GPUs. A waiting job starts on them; a running job trains on them once they are ready."""
+        """Give the job its new GPUs. A waiting job starts on them; a running job trains with them once they are
+        ready."""
         world, training = self._world, job.training
         app, fresh = training.application, job.shape is None
         job.shape, job.batch, job.placed = got.shape, got.batch, world.timeline.now
@@ -282,7 +284,7 @@ class Oracle:
 
 @dataclass(frozen=True)
 class TrueModel:
-    """True throughput and efficiency of a job, in place of the learned models that a policy usually gets."""
+    """True throughput and efficiency of a job, in place of the learned models."""
 
     application: Application
     done: float
@@ -307,7 +309,7 @@ def remaining_s(training: Training, cluster: ClusterView) -> float:
 
 
 def limits_of(training: Training, cluster: ClusterView) -> Limits:
-    """Return the sizes and batches that a job can have. A rigid job can have only those that it requested."""
+    """Return the sizes and batches that a job may have: for a rigid job, only those that its user requested."""
     app, asked = training.application, training.submission
     most = min(app.max_gpus, cluster.gpus)
     counts = valid_counts(cluster, 1, most) if asked.elastic else ()
@@ -324,10 +326,10 @@ def limits_of(training: Training, cluster: ClusterView) -> Limits:
 
 
 def place(shape: Shape, free: Nodes, cluster: ClusterView, *, spread: bool = False, kind: str = "") -> dict[str, int]:
-    """Return the GPUs on each node for a job of this shape, all of one `kind`; empty if there is no room.
+    """Return GPUs on each node for a job of this shape, all of one `kind`; empty if there are too few.
 
-    If no kind is given, the kind with the fewest free GPUs that suffice is chosen. Kinds are mixed only if no kind has
-    enough. Slow nodes are used only if the other nodes have too little room.
+    By default, the kind with the fewest free GPUs that suffice is chosen. Kinds are mixed only if no kind has enough.
+    Slow nodes are used only if the other nodes do not suffice.
     """
     kinds: dict[str, list[NodeView]] = {}
     for node in cluster.nodes:
@@ -346,9 +348,9 @@ def place(shape: Shape, free: Nodes, cluster: ClusterView, *, spread: bool = Fal
 def place_near(
     shape: Shape, free: Nodes, cluster: ClusterView, own: Nodes, *, spread: bool = False, kind: str = ""
 ) -> dict[str, int]:
-    """Place a job like `place`, but prefer the job's `own` nodes.
+    """Place a job as `place` does, but prefer the job's `own` nodes.
 
-    They are chosen if the job needs no more nodes there than with `place`, and if no more GPUs stay free on its nodes.
+    They are preferred if they are fewer nodes than those of `place`, or equally many on which no more GPUs stay free.
     """
     found = place(shape, free, cluster, spread=spread, kind=kind)
     if not (found and own) or spread or cluster.uniform or len(cluster.kinds) > 1:
@@ -367,8 +369,11 @@ def place_near(
 
 
 def _below_few(shape: Shape, free: Nodes, nodes: Sequence[NodeView], uniform: bool, spread: bool) -> dict[str, int]:
-    """Return the GPUs on each node, as Slurm's tree topology chooses them. Of the leaf switches with enough room, the
-    one with the least room is chosen. If none has enough, the one with the most room is combined with others."""
+    """Return GPUs on each node, chosen as Slurm's topology/tree chooses them.
+
+    Of the leaf switches with enough free GPUs, the one with the fewest is used. If none has enough, the one with the
+    most is combined with others.
+    """
     leaves: dict[str, dict[str, int]] = {}
     for node in nodes:
         if node.name in free:
@@ -383,7 +388,8 @@ def _below_few(shape: Shape, free: Nodes, nodes: Sequence[NodeView], uniform: bo
 
 
 def _filled(shape: Shape, free: Nodes, uniform: bool, spread: bool) -> dict[str, int]:
-    """Return GPUs on the fullest nodes that have enough free GPUs; with `spread`, on the emptiest nodes."""
+    """Return GPUs on each node, from the nodes with the fewest free GPUs that suffice; with `spread`, from the emptiest
+    nodes."""
     if uniform:
         fitting = sorted((gpus, name) for name, gpus in free.items() if gpus >= shape.gpus_per_node)
         return {name: shape.gpus_per_node for _, name in fitting[: shape.nodes]} if len(fitting) >= shape.nodes else {}
@@ -398,32 +404,32 @@ def _filled(shape: Shape, free: Nodes, uniform: bool, spread: bool) -> dict[str,
 
 
 class GpuChange(NamedTuple):
-    """Planned change of a running job's GPUs."""
+    """Requested change of a job's GPUs."""
 
     job_id: int
     shape: Shape
     own: Nodes
     kind: str = ""
     optional: bool = False
-    """True if the job keeps its number of GPUs, and moves only if it then needs fewer nodes."""
+    """True if the job keeps its number of GPUs, and is moved only if it then uses fewer nodes."""
 
 
 class GpuPlan(NamedTuple):
-    """Plan for one job: its new GPUs, and the old ones it keeps for now."""
+    """Plan for one job: the GPUs on each node after the change, and the ones it keeps until then."""
 
     nodes: dict[str, int]
     keeps: dict[str, int]
-    """GPUs on each node that the job keeps until its new GPUs are ready."""
+    """GPUs on each node with which the job trains until its new GPUs are ready."""
 
 
 def plan_changes(
     cluster: ClusterView, free: Nodes, changes: Sequence[GpuChange], *, spread: bool
 ) -> dict[int, GpuPlan]:
-    """Plan new GPUs for running jobs. A job that finds no room gets no plan, and keeps its GPUs.
+    """Plan the GPUs of jobs that change, by job id. A job for which there is no room gets no plan, and keeps its GPUs.
 
-    The GPUs of the other jobs are put together and given out again, to the largest job first unless `spread`. A job
-    keeps its old GPUs until the new ones are ready. If another job needs some of the old GPUs, the job leaves these at
-    once.
+    The GPUs of all these jobs are pooled and given out again, to the largest job first (with `spread`, in the given
+    order). A job trains on its old GPUs until the new ones are ready. It leaves at once those old GPUs that another job
+    gets.
     """
     changes = list(changes) if spread else sorted(changes, key=lambda one: -one.shape.gpus)
     while True:

@@ -1,4 +1,4 @@
-"""Outcome of a simulated workload: plain data from which all figures are computed."""
+"""Outcome of a simulated workload, as plain data from which all figures of a study are computed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from slurm_ones.slurm.model import JobState
 
 @dataclass(frozen=True)
 class Segment:
-    """Span of time in which a job held the same GPUs."""
+    """Span of time in which a job held the same GPUs. Times are in seconds."""
 
     job: str
     start: float
@@ -29,7 +29,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class JobOutcome:
-    """Outcome of one job from submission to end. Times are in seconds after the start of the simulation."""
+    """Outcome of one job, from submission to end. Times are in seconds since the start of the simulation."""
 
     name: str
     application: str
@@ -37,25 +37,25 @@ class JobOutcome:
     started: float | None
     """Time of the job's first start; None if it never ran."""
     ended: float | None
-    """Time of the job's end; None if it had not ended when the simulation stopped."""
+    """Time of the job's end; None if the simulation stopped before."""
     running_s: float
     """Seconds for which the job held GPUs."""
     gpu_s: float
     """GPU-seconds that the job held."""
     lost_gpu_s: float
-    """GPU-seconds held without training: starting, stopping, resizing."""
+    """GPU-seconds held without training, such as for starts, stops and resizes."""
     resizes: int
-    """Number of requeues and of changes of GPUs after the job's first start."""
+    """Number of changes of the job's GPUs after its first start, requeues included."""
     fair_s: float
-    """Seconds that the job would have taken on its fair share of the cluster, undisturbed (see `fair_seconds`)."""
+    """Seconds that the job would have taken on its fair share of the cluster without pauses (see `fair_seconds`)."""
     metric: float
     target: float
-    """Metric that would satisfy the job's user; NaN if unknown."""
+    """Validation metric that satisfies the job's user; NaN if unknown."""
     elastic: bool = True
     deadline: float | None = None
     """Time of the job's deadline; None if it has none."""
     promised: bool | None = None
-    """True if the deadline was promised, False if it was refused. None if neither happened."""
+    """True if the deadline was promised, False if it was refused, None if it was not answered or there is none."""
 
     @property
     def in_time(self) -> bool | None:
@@ -64,12 +64,12 @@ class JobOutcome:
 
     @property
     def jct_s(self) -> float:
-        """Job completion time: submission to end; NaN while it has not ended."""
+        """Job completion time, from submission to end; NaN without an end."""
         return float("nan") if self.ended is None else self.ended - self.submitted
 
     @property
     def missed(self) -> bool:
-        """True if the job did not end, or ended with a metric below its target."""
+        """True if the job did not end, or ended with its metric below the target."""
         return self.ended is None or self.metric < self.target - 1e-9
 
 
@@ -81,14 +81,14 @@ class Outcome:
     workload: str
     seed: int
     gpus: int
-    """GPUs of the cluster."""
+    """Number of GPUs of the cluster."""
     jobs: tuple[JobOutcome, ...]
     segments: tuple[Segment, ...] = ()
     decision_s: tuple[float, ...] = ()
     """Real seconds that each decision took."""
     goodput: tuple[tuple[float, float], ...] = ()
-    """(time, total goodput) at each tick. A value of 1 means that all GPUs of the cluster train at perfect
-    efficiency."""
+    """(time, total goodput) at each tick. A value of 1 means that all GPUs of the cluster train as efficiently as
+    single GPUs with their best batches."""
     wall_s: float = 0.0
     """Real seconds that the whole simulation took."""
     notes: tuple[str, ...] = field(default=())
@@ -105,9 +105,9 @@ def fair_seconds(
 ) -> float:
     """Return the seconds that a job would take on its fair share of the cluster.
 
-    The share is `gpus` divided by the mean number of jobs while the job is there, rounded down, at least one GPU. On
-    this share the job has its best size and the best batch of each epoch. `presence` lists (time, number of jobs) in
-    order.
+    The share is `gpus` divided by the mean number of jobs between the job's submission and end, rounded down, and at
+    least one GPU. On this share the job is assumed to have its best size, and the best batch in each epoch. `presence`
+    lists pairs (time, number of jobs) in order of time.
     """
     end = presence[-1][0] if ended is None and presence else (ended or submitted)
     inside = [jobs for at, jobs in presence if submitted <= at <= end and jobs > 0]
@@ -116,7 +116,7 @@ def fair_seconds(
 
 
 def alone_seconds(application: Application, epochs: float, gpus: int, per_node: int) -> float:
-    """Return a job's training seconds at its best size of at most `gpus` GPUs, with the best batch in each epoch."""
+    """Return a job's training seconds at its best size of up to `gpus` GPUs, with the best batch in each epoch."""
     sizes = sorted({n for n in (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, gpus) if n <= gpus})
     return min(_seconds(application, epochs, n, per_node) for n in sizes)
 
@@ -142,8 +142,8 @@ NO_PROMISES: Mapping[int, bool] = {}
 
 
 class RunFigures:
-    """Collector of figures at each tick. `on_time` is called with the simulated seconds and the number of ended
-    jobs."""
+    """Collector of a simulation's figures. At each tick, `on_time` is called with the simulated seconds and the number
+    of ended jobs."""
 
     def __init__(self, world: World, on_time: Callable[[float, int], None] | None = None) -> None:
         self.decisions: list[float] = []
@@ -168,8 +168,8 @@ class RunFigures:
     def outcome(
         self, policy: str, seed: int, promises: Mapping[int, bool] = NO_PROMISES, notes: Sequence[str] = ()
     ) -> Outcome:
-        """Return the outcome at the end. `promises` says by job id if a deadline was promised (True) or refused
-        (False)."""
+        """Return the outcome of the simulation. `promises` has, by job id, True for a promised deadline and False for a
+        refused one."""
         world, now = self._world, self._world.timeline.now
         segments = (a for job_id in world.job_ids.values() for a in _held(world.cluster.records.of(job_id), now))
         return Outcome(
@@ -215,7 +215,8 @@ class RunFigures:
 
 
 def _held(records: Sequence[SimulatedJob], now: float) -> Iterator[Segment]:
-    """Yield the segments of a job. A plain job has one for each run, a job of blocks one for each set of GPUs."""
+    """Yield the segments of a job. A plain job has one for each run, a job of blocks one for each set of GPUs that it
+    held."""
     held = [a for record in records for a in record.held(now)]
     if not held:
         return

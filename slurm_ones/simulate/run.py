@@ -1,4 +1,4 @@
-"""Simulation of a workload to its end in virtual time, under the real companion or an oracle."""
+"""Simulation of a workload to its end in virtual time, under the companion or an oracle."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ from slurm_ones.simulate.workloads.profiles import Workload, check_fits
 from slurm_ones.simulate.world import World
 
 GIVEN_TRUE_TIMES = frozenset({"srtf", "srsf"})
-"""Names of the policies that are given the true remaining time of each job."""
+"""Names of the policies that are given each job's true remaining time."""
 
 MOST_S = 60 * 86400.0
 """Simulated seconds after which a simulation is stopped, even if jobs have not ended."""
 
 SHARED_MEMORY = Path("/dev/shm")
 NEEDED_BYTES = 256 << 20
-"""Free bytes that a directory needs to hold several parallel simulations of about 20 MB each."""
+"""Free bytes that a directory must have, enough for several parallel simulations of about 20 MB each."""
 
 DEFAULTS: dict[str, Any] = {"cluster": "simulated", "mode": "act"}
-"""Companion settings of every simulation and policy; all other settings have their usual defaults."""
+"""Companion settings of every simulation. All other settings have their usual defaults."""
 AT_ONCE: dict[str, float] = {
     "resize.dwell_s": 0.0,
     "resize.max_open": 64,
@@ -51,16 +51,16 @@ AT_ONCE: dict[str, float] = {
     "limits.near_end_s": 0.0,
     "limits.near_limit_s": 0.0,
 }
-"""Settings without delays, so that a policy may resize any job at any time. On the command line each is a `--set` of
-`slurm-ones simulate`. The older tables of our benchmarks were made with them."""
+"""Settings without delays, under which a policy may resize any job at any time. The older tables of our benchmarks were
+made with them. On the command line each is a `--set` option of `slurm-ones simulate`."""
 
 
 class SimulationFailed(Exception):
-    """Error: the companion or its policy failed at a tick; `__cause__` is the original exception."""
+    """Error: the companion or its policy raised an exception at a tick, which is the `__cause__`."""
 
 
 class WarningLog(logging.Handler):
-    """Log handler that keeps the companion's warnings and the first exception that it logs."""
+    """Log handler that keeps the companion's warnings, and the first exception that the companion logs."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -79,7 +79,7 @@ class WarningLog(logging.Handler):
 
     @contextmanager
     def recording(self) -> Iterator[WarningLog]:
-        """Context in which this handler takes all log records of the companion."""
+        """Context in which this handler, and no other, gets the companion's log records."""
         logger = logging.getLogger("slurm_ones")
         logger.addHandler(self)
         logger.propagate, before = False, logger.propagate
@@ -91,7 +91,7 @@ class WarningLog(logging.Handler):
 
 
 class Clairvoyant:
-    """Wrapper of a policy that adds the true remaining seconds to each job's view."""
+    """Wrapper of a policy that adds each job's true remaining seconds to its view."""
 
     def __init__(self, policy: Policy, world: World) -> None:
         self.name = policy.name
@@ -105,7 +105,7 @@ class Clairvoyant:
 
 
 def companion_settings(spec: ClusterSpec, directory: Path, overrides: Mapping[str, Any], **own: Any) -> Settings:
-    """Return the companion's settings: `DEFAULTS`, then the simulation's `own`, then overrides such as
+    """Return the companion's settings: `DEFAULTS`, replaced by the simulation's `own`, replaced by `overrides` such as
     `resize.dwell_s`.
 
     Raises pydantic's ValidationError, a ValueError, for unknown or invalid settings.
@@ -125,15 +125,15 @@ def companion_settings(spec: ClusterSpec, directory: Path, overrides: Mapping[st
 
 
 class VirtualStop:
-    """Stand-in for `daemon.Stop`: its `wait` lets virtual time pass.
+    """Stand-in for `daemon.Stop`, whose `wait` lets virtual time pass.
 
-    Between two ticks the companion checks open resizes every `advance_s` seconds. To save time, checks are skipped
-    until an event has changed a job. So a resize that times out is noticed at the check after the next event, or at the
-    next tick.
+    Between two ticks the companion checks open resizes every `advance_s` seconds. To save time, the simulation skips
+    these checks until an event has changed a job. So a resize that times out may be noticed late: at the check after
+    the next event, or at the next tick.
     """
 
     def __init__(self, world: World, interval_s: float, advance_s: float, check: Callable[[], None]) -> None:
-        """Call `check` before simulated time passes; its exceptions end the simulation."""
+        """Call `check` each time before virtual time passes. An exception of `check` ends the simulation."""
         self._world = world
         self._interval_s = interval_s
         self._advance_s = advance_s
@@ -146,7 +146,7 @@ class VirtualStop:
         self._set = True
 
     def ticked(self) -> None:
-        """Note the end of a tick; the next tick is one interval later."""
+        """Note that a tick has ended, so the next tick is one interval from now."""
         self._next_tick = self._world.timeline.now + self._interval_s
 
     def is_set(self) -> bool:
@@ -169,9 +169,9 @@ class VirtualStop:
 
 
 def over(world: World, tick: Tick, most_s: float = MOST_S) -> bool:
-    """Return True if a simulation is over: `most_s` seconds have passed, or nothing is left to do.
+    """Return True if a simulation is over: more than `most_s` seconds have passed, or nothing is left to do.
 
-    Nothing is left once all jobs have ended, the companion has noticed that, and no resize is under way.
+    Nothing is left to do once all jobs have ended, the companion has noticed this, and no resize is under way.
     """
     return (world.done and not tick.observation.elastic and not tick.resizing) or world.seconds > most_s
 
@@ -184,10 +184,10 @@ def run_companion(
     on_tick: Callable[[Tick], bool],
     make: Callable[[], Policy] | None = None,
 ) -> Iterator[Store]:
-    """Context that runs a companion on the world until `on_tick` returns True, and yields its database.
+    """Context that runs a companion on the world until `on_tick` returns True, and yields the companion's database.
 
-    The database is new. It is in the world's directory unless the settings name one. `make` returns the policy, in
-    place of the one that the settings name. Raises `SimulationFailed`.
+    The database is new. It is in the world's directory unless the settings name another. `make` returns the policy;
+    without it, the settings name the policy. Raises `SimulationFailed`.
     """
     stop = VirtualStop(world, settings.interval_s, settings.resize.advance_s, log.check)
 
@@ -223,16 +223,16 @@ def run(
     conf: SlurmConf = SlurmConf(),
     most_s: float = MOST_S,
 ) -> Outcome:
-    """Simulate the workload to its end under a policy: the one of this name with these options, or what `make` returns.
+    """Simulate a workload to its end under a policy: the one with this name and these options, or what `make` returns.
 
-    The companion resizes the jobs. With the mechanism `Hot`, elastic jobs are jobs of blocks. If `oracle` names a
-    placement, an `Oracle` replaces the companion: only starts take time, and both `settings` are ignored. `faults` are
-    injected into the simulated Slurm, and `conf` is its admin's configuration. `on_time` is called at each tick with
-    the simulated seconds and the number of ended jobs.
+    By default the companion resizes the jobs. With the mechanism `Hot`, elastic jobs are jobs of blocks. If `oracle`
+    names a placement, an `Oracle` replaces the companion: only starts and resizes take time, and `settings` and
+    `cluster_settings` are ignored. `faults` are injected into the simulated Slurm, and `conf` is its configuration.
+    `on_time` is called at each tick with the simulated seconds and the number of ended jobs.
 
     Raises `BadInput` if a job is too large for the cluster, and ValueError for an unknown policy, option or setting.
-    Raises `SimulationFailed` if companion or policy fail, and `InvariantViolated` if a job or its record is wrong at
-    the end.
+    Raises `SimulationFailed` if the companion or the policy fails, and `InvariantViolated` if a job or its record is
+    wrong at the end.
     """
     check_fits(workload, cluster.gpus)
     made = make or (lambda: make_policy(policy, **options))

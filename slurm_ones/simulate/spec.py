@@ -1,4 +1,4 @@
-"""A simulated cluster: its nodes, their GPUs, and the network between them."""
+"""Description of a simulated cluster: its nodes, their GPUs, and the network between them."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class ClusterSpec:
-    """A cluster of equal nodes in one partition, or of `parts` with a partition each. Raises `BadInput` if it is
-    impossible."""
+    """A cluster of equal nodes in one partition, or of `parts` with one partition each. Raises `BadInput` if network or
+    slow nodes do not match the nodes."""
 
     nodes: int = 0
     gpus_per_node: int = 0
     whole_nodes: bool = False
-    """True if Slurm allocates whole nodes and has no GPUs configured."""
+    """True if Slurm allocates only whole nodes and has no GPUs configured."""
     slow_nodes: tuple[float, ...] = ()
-    """Relative speeds of the slow nodes; all other nodes have speed 1."""
+    """Speeds of the slow nodes, relative to the other nodes."""
     network: Network | None = None
-    """Network between nodes; None if jobs never slow down each other's traffic."""
+    """Network between nodes; None if jobs do not slow down each other's traffic."""
     parts: tuple[Part, ...] = ()
     cpus_per_gpu: int = 0
-    """CPUs per GPU, on nodes and in job requests; 0 if CPUs are not counted."""
+    """CPUs per GPU, of nodes and in job requests; 0 if Slurm does not count CPUs."""
     any_shape: bool = True
-    """True if a job's nodes may have different numbers of its GPUs. Only an oracle can run such a cluster."""
+    """True if a job may have different numbers of GPUs on its nodes. Only an oracle can run such jobs."""
     charged: bool = False
-    """True if each job has an account that is charged for its GPU-hours."""
+    """True if each job names an account, which is charged for its GPU-hours."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "nodes", sum(part.nodes for part in self.all_parts))
@@ -55,16 +55,16 @@ class ClusterSpec:
 
     @property
     def all_parts(self) -> tuple[Part, ...]:
-        """Parts of the cluster. A cluster of equal nodes is its own only part."""
+        """Parts of the cluster. A cluster of equal nodes has one part."""
         return self.parts or (Part(self.nodes, self.gpus_per_node),)
 
     def __str__(self) -> str:
-        """Return the cluster in the form of `--cluster`: 16x4, or 8x4:a100+8x4:v100."""
+        """Return the cluster in the format of `--cluster`: 16x4, or 8x4:a100+8x4:v100."""
         return "+".join(f"{n}x{g}" + (f":{kind}" if kind else "") for n, g, kind in self.all_parts)
 
     @property
     def least_node(self) -> int:
-        """GPUs of the smallest node."""
+        """Number of GPUs of the smallest node."""
         return min(part.gpus_per_node for part in self.all_parts)
 
     @property
@@ -82,7 +82,7 @@ class ClusterSpec:
         return slow_speeds(self.names, self.slow_nodes)
 
     def partitions(self) -> Iterator[PartitionSpec]:
-        """Yield one partition for each part, the first the default."""
+        """Yield a partition for each part; the first is the default partition."""
         names = iter(self.names)
         for i, part in enumerate(self.all_parts):
             own = tuple(next(names) for _ in range(part.nodes))
@@ -92,7 +92,7 @@ class ClusterSpec:
 
     @cached_property
     def view(self) -> ClusterView:
-        """The whole cluster as a policy's view."""
+        """Cluster as policies see it, with all GPUs free."""
         speeds, network = self.speeds, self.network
         each = [part for part in self.all_parts for _ in range(part.nodes)]
         views = tuple(
@@ -116,9 +116,9 @@ class ClusterSpec:
 
 
 def asked_shape(gpus: int, spec: ClusterSpec) -> Shape:
-    """Return the shape of a request for `gpus` GPUs: the fewest nodes, with equally many GPUs on each.
+    """Return the shape in which `gpus` GPUs are requested: the fewest nodes, with equally many GPUs on each.
 
-    The GPUs are rounded up, and limited to the whole cluster.
+    The number of GPUs is rounded up if needed, and limited to the whole cluster.
     """
     gpus = min(gpus, spec.gpus)
     nodes = -(-gpus // spec.gpus_per_node)
@@ -126,17 +126,17 @@ def asked_shape(gpus: int, spec: ClusterSpec) -> Shape:
 
 
 def rounded(gpus: int, per_node: int) -> int:
-    """Round a request for GPUs up, so that the fewest possible nodes give the same number of GPUs each."""
+    """Return a number of GPUs, rounded up so that the fewest possible nodes have equally many of them."""
     nodes = -(-gpus // per_node)
     return -(-gpus // nodes) * nodes
 
 
 Nodes = Mapping[str, int]
-"""GPUs of each node, by node name."""
+"""Number of GPUs on each node, by node name."""
 
 
 class Slowdown(NamedTuple):
-    """Factors by which the compute and the gradient exchange of a job's steps are longer than usual."""
+    """Factors on the compute time and on the exchange time of a job's steps."""
 
     compute: float = 1.0
     exchange: float = 1.0
@@ -147,29 +147,29 @@ NONE = Slowdown()
 
 @dataclass(frozen=True)
 class Network:
-    """Network of leaf switches that have equally many nodes each, in the order of the nodes.
+    """Network of leaf switches with equally many nodes each, in the order of the nodes.
 
-    Jobs below one leaf switch exchange gradients at full speed. A job across several leaf switches is slower: its
-    exchange takes `taper` × n times as long. n is the number of such jobs on the most crowded link that it uses. Jobs
-    share a link evenly (contention as in Wang et al., arXiv 2002.10105).
+    Jobs below one leaf switch exchange gradients at full speed. The exchange of a job across several leaf switches
+    takes `taper` × n times as long. n is the number of such jobs on the most crowded link that it uses. Jobs share a
+    link evenly (contention as in Wang et al., arXiv 2002.10105).
     """
 
     leaves: int
     nodes: int
     """Number of nodes below each leaf switch."""
     taper: float = 1.0
-    """Bandwidth below a leaf switch divided by the bandwidth of its link to the other leaf switches."""
+    """Bandwidth below a leaf switch, divided by the bandwidth of its uplink to the other leaf switches."""
 
     def __post_init__(self) -> None:
         if self.leaves < 1 or self.nodes < 1 or not self.taper >= 1:
-            raise ValueError(f"network {self}: leaf switches and nodes below each are at least 1, and so is the taper")
+            raise ValueError(f"network {self}: leaf switches, nodes below each and taper must be at least 1")
 
     def __str__(self) -> str:
         return f"{self.leaves}x{self.nodes}:{self.taper:g}"
 
 
 def slow_speeds(names: Sequence[str], slow: Sequence[float]) -> dict[str, float]:
-    """Return the relative speed of each slow node by name. Slow nodes are spread evenly over `names`.
+    """Return the relative speed of each slow node, by name. Slow nodes are spread evenly over `names`.
 
     Raises `BadInput` if there are more slow nodes than names.
     """
@@ -179,7 +179,8 @@ def slow_speeds(names: Sequence[str], slow: Sequence[float]) -> dict[str, float]
 
 
 def slowdowns(cluster: ClusterView, placed: Sequence[Nodes]) -> list[Slowdown]:
-    """Return the slowdown of each job, given the GPUs of all jobs. A job computes at the speed of its slowest node."""
+    """Return the slowdown of each job, from the GPUs `placed` of all jobs. A job computes at the speed of its slowest
+    node."""
     leaf = {node.name: node.leaf for node in cluster.nodes}
     speed = {node.name: node.speed for node in cluster.nodes}
     below = [{leaf[name] for name, gpus in nodes.items() if gpus and name in leaf} for nodes in placed]

@@ -1,4 +1,4 @@
-"""A workload on a simulated cluster in virtual time."""
+"""A simulated cluster on which the jobs of a workload are submitted and run, in virtual time."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from slurm_ones.slurm.model import JobKey, Task
 
 USER, ACCOUNT = "researcher", "lab"
 BLOCKS = 8
-"""Number of tasks in the array of a job of blocks. It is the number in our sbatch templates."""
+"""Number of tasks in the array of a job of blocks, as in our sbatch templates."""
 
 
 def least_gpus(app: Application) -> int:
-    """Return the fewest GPUs that the job can use. Larger requests are multiples of it."""
+    """Return the fewest GPUs on which the job can train. Its other sizes are multiples of this number."""
     return app.by.degree if app.by is not None else 1
 
 
 class World:
-    """A simulated cluster, the true behaviour of its jobs, and the jobs still to be submitted."""
+    """A simulated cluster, the training of its jobs, and the jobs that are still to be submitted."""
 
     def __init__(
         self,
@@ -49,11 +49,10 @@ class World:
         faults: Faults | None = None,
         conf: SlurmConf = SlurmConf(),
     ) -> None:
-        """Schedule the submissions, counted from the present time of `timeline`, and let jobs write their files in
-        `directory`.
+        """Schedule all submissions, counted from the present time of `timeline`. Jobs write their files in `directory`.
 
         With the mechanism `Hot`, elastic jobs are jobs of blocks. `others` are further partitions, which the workload
-        does not use. For an `oracle`, jobs are plain, are submitted held, and write no files.
+        does not use. For an `oracle`, all jobs are plain jobs, which are submitted held and write no files.
         """
         self.spec = spec
         self.workload = workload
@@ -77,7 +76,7 @@ class World:
 
     @property
     def seconds(self) -> float:
-        """Simulated seconds since the start."""
+        """Simulated seconds since the start of the simulation."""
         return self.timeline.now - self.began
 
     @property
@@ -91,7 +90,8 @@ class World:
         return len(self.trainings) - self.cluster.live
 
     def pass_time(self, seconds: float, *, until_change: bool = False) -> None:
-        """Let jobs read their orders, let simulated time pass, then write the jobs' reports to their files."""
+        """Let `seconds` of virtual time pass. Before, jobs read their orders; afterwards, they write their reports to
+        files."""
         live = [self.trainings[job_id] for job_id in self.cluster.records.live_ids() if job_id in self.trainings]
         for training in live:
             training.check_orders()
@@ -102,7 +102,7 @@ class World:
                 training.files.flush()
 
     def skip_idle(self, interval_s: float) -> None:
-        """Skip as many whole intervals as fit before the next submission; none if there is no next one."""
+        """Let as many whole intervals pass as fit before the next submission, if there is one."""
         left_s = max(self._upcoming[-1] - self.seconds, 0.0) if self._upcoming else 0.0
         self.pass_time(math.floor(left_s / interval_s) * interval_s)
 
@@ -142,7 +142,7 @@ class World:
         return training
 
     def _request(self, submission: Submission, app: Application) -> Request:
-        """Return the user's request to sbatch."""
+        """Return the job's request as its user gives it to sbatch."""
         shape = asked_shape(submission.gpus, self.spec)
         most = max(min(app.max_gpus, self.spec.gpus), shape.gpus)
         batch = f"{app.min_batch or app.base_batch}-{app.max_batch}"

@@ -67,7 +67,7 @@ def test_a_study_leaves_a_job_database(tmp_path: Path) -> None:
     before = place.read_bytes()
     for more, why in (
         ((), "name a new one"),
-        (("--idealized",), "does without it"),
+        (("--idealized",), "runs without the companion"),
         (("--executor", "slurm"), "open no"),
     ):
         code, _, err = call(*arguments, *more)
@@ -146,7 +146,7 @@ def test_a_workload_from_a_file(tmp_path: Path) -> None:
         (["--arrivals", "never"], "poisson, uniform, diurnal"),
         (["--load", "0"], "load: 0.0"),
         (["--load", "2", "--hours", "3"], "load 2 and hours 3"),
-        (["--profiles", "."], "for a workload from a file"),
+        (["--profiles", "."], "only for a workload from a file"),
         (["--interval", "0"], "--interval: 0.0"),
         (["--html", "/nowhere/page.html"], "--html: /nowhere/page.html cannot be written"),
         (["--set", "resize.dwel_s=1"], "resize.dwel_s"),

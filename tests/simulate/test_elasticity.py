@@ -197,7 +197,7 @@ def test_all_elastic(small: ElasticityStudy) -> None:
 
 @pytest.mark.parametrize(
     ("wait_s", "starts", "said"),
-    [(450.0, True, "near this"), (5.0, True, "far from this"), (500.0, False, "records no starts")],
+    [(450.0, True, "close to your"), (5.0, True, "far from your"), (500.0, False, "records no starts")],
 )
 def test_how_far_the_simulation_is(small: ElasticityStudy, wait_s: float, starts: bool, said: str) -> None:
     jobs = [(at, at + 500, run, gpus) for at, _, run, gpus in RIGID]

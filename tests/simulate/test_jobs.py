@@ -184,7 +184,7 @@ def test_a_waiting_task_that_is_gone_was_cancelled(folder: StudyFolder) -> None:
     site = Scripted(folder.root, ["PENDING"])
     site.forgets = True
     runs = study(site, folder)
-    assert site.sent == [2] and all("somebody cancelled it; Slurm knows job 7 no more" in run.error for run in runs)
+    assert site.sent == [2] and all("somebody cancelled it; Slurm no longer knows job 7" in run.error for run in runs)
 
 
 def test_a_crash_is_a_result_of_this_command_alone(folder: StudyFolder, crashing: Contender) -> None:
@@ -260,7 +260,7 @@ def test_refusals(folder: StudyFolder) -> None:
         study(Scripted(folder.root, refuses=[Refused("invalid partition")] * 2), folder, plan)
     site, said = Scripted(folder.root, refuses=[Unreachable("no answer")]), list[str]()
     study(site, folder, plan, said)
-    assert site.sent == [2] and "no answer; looking whether" in said[0]
+    assert site.sent == [2] and "no answer; checking whether" in said[0]
 
 
 def test_a_late_result_is_not_sent_for_again(folder: StudyFolder) -> None:
@@ -301,7 +301,7 @@ def test_one_command_at_a_time(folder: StudyFolder, tmp_path: Path) -> None:
 def test_a_folder_of_others_is_refused(folder: StudyFolder, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     """Whoever may write there decides what our jobs run: they unpickle what they find."""
     (folder.root / place).chmod(0o770)
-    with pytest.raises(BadInput, match=r"others may write .*chmod go-w"), folder.locked():
+    with pytest.raises(BadInput, match=r"other users can write to .*chmod go-w"), folder.locked():
         pass
     (folder.root / place).chmod(0o755)
     with folder.locked():

@@ -124,7 +124,7 @@ def test_helios_and_acme(read: Callable[..., Trace]) -> None:
     own = read("gpus,submit_time,start_time,end_time,team\n4,100,160,2000,vision\n0,100,160,2000,vision\n")
     assert (own.format, rows(own), dict(own.left_out)) == ("CSV", [("2", 0, 60, 1840, 4, 0, 0)], {"no GPUs": 1})
     huge = read(f"gpus,submit_time,start_time,end_time,nodes\n4,0,0,9,2\n4,0,0,9,{10**50}\n")
-    assert dict(huge.left_out) == {"more than 100,000 GPUs or nodes, or ten years": 1}
+    assert dict(huge.left_out) == {"more than 100,000 GPUs or nodes, or longer than ten years": 1}
     acme = read(ACME)
     assert (acme.format, rows(acme)) == ("Acme", [("7", 0, 32, 117, 8, 1, 0)])
 
@@ -154,10 +154,10 @@ def test_sacct(read: Callable[..., Trace]) -> None:
     assert rows(found) == [("1", 0, 10, 100, 8, 2, 3600), ("2", 1, 20, 160, 4, 1, 0)]
     assert dict(found.left_out) == {
         "a step, not a job": 1, "never ran, or ended at once": 1, "no GPUs": 1, "had not ended": 1,
-        "a row that cannot be believed": 1,
+        "an implausible row": 1,
     }  # fmt: skip
     assert "trace: line 9: its times are out of order" in found.doubts[0]
-    with pytest.raises(BadInput, match="no job in it that held GPUs"):
+    with pytest.raises(BadInput, match="no job of it held GPUs"):
         read(SACCT, partition="cpu")
 
 
@@ -191,14 +191,14 @@ def test_sacct_as_people_ask_for_it(read: Callable[..., Trace]) -> None:
     )
     found = read(text)
     assert [row[1:] for row in rows(found)] == [(0, 60, 3600, 2, 0, 93660), (0, 60, 3600, 2, 0, 0)]
-    assert len({job.name for job in found.jobs}) == 2 and "no zone" in found.notes[0]
+    assert len({job.name for job in found.jobs}) == 2 and "no time zone" in found.notes[0]
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "begins no trace that is known"),
-        ("hello\n", "begins no trace that is known; there are sacct"),
+        ("", "begins no known format of traces"),
+        ("hello\n", "begins no known format of traces; known are: sacct"),
         (SWF + "1 2 3\n", "line 10: has 3 fields, not 18; a line of SWF has 18 numbers"),
         (SWF + "1 2 3 x" + " 1" * 14 + "\n", "line 10: run time: 'x' is not a number; correct or remove"),
         (SWF + "1 2 3 nan" + " 1" * 14 + "\n", "run time: 'nan' is not a number"),
@@ -216,7 +216,7 @@ def test_sacct_as_people_ask_for_it(read: Callable[..., Trace]) -> None:
         (SACCT.replace("|1700000110|COMPLETED|2", "|soon|COMPLETED|2"), "line 2: End: 'soon' is no date and time"),
         (SWF + "\0", "line 10: holds a zero byte"),
         (SWF + " " * 70_000, "line 10: is longer than 65536 bytes"),
-        ("; nothing\n", "no job in it that held GPUs"),
+        ("; nothing\n", "no job of it held GPUs"),
     ],
 )
 def test_broken_files(read: Callable[..., Trace], text: str, said: str) -> None:

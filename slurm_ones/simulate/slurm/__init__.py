@@ -1,1 +1,1 @@
-"""A simulated Slurm: client, cluster, jobs, nodes and scheduler in virtual time."""
+"""A simulated Slurm in virtual time: client, cluster, jobs, nodes and scheduler."""

@@ -1,6 +1,7 @@
-"""Slurm in virtual time: the queue, the nodes, and each job from its submission to its end.
+"""Slurm in virtual time: the queue, the nodes, and each job from submission to end.
 
-If Slurm's documentation does not say how Slurm behaves, this module does what real Slurms do. Tests compare the two.
+Where Slurm's documentation is silent, this module behaves as real Slurms were seen to behave. Tests compare it with
+them.
 """
 
 from __future__ import annotations
@@ -27,34 +28,35 @@ THROTTLED = "JobArrayTaskLimit"
 class Faults:
     """Hooks by which tests inject faults into a simulated Slurm. This base class injects none.
 
-    Subclasses may raise errors, act on the cluster, or carry out a change differently or not at all. They draw random
-    numbers from a seed.
+    Subclasses may raise errors, act on the cluster, or carry out a requested change differently or not at all. They
+    draw random numbers from a seed.
     """
 
     def begin(self, cluster: SimulatedCluster) -> None:
-        """Called once, when the cluster is set up and no job is submitted yet."""
+        """Called once, after the cluster is set up and before any job is submitted."""
 
     def started(self, job: SimulatedJob) -> None:
         """Called at the start of each run of a job."""
 
     def preempted(self, job: SimulatedJob, mode: PreemptMode, winner: int) -> None:
-        """Called before a job is preempted for the job with id `winner` (0 if it is preempted for none)."""
+        """Called before a job is preempted. `winner` is the id of the job that needs its resources, or 0."""
 
     def ask(self, what: str) -> None:
-        """Called before a client's query is answered; it may raise an error in place of the answer. `what` names the
-        query."""
+        """Called before a client's query is answered. `what` names the query. If this raises an error, the client gets
+        it in place of the answer."""
 
     def change(self, what: str, job_id: JobKey, make: Callable[[], None]) -> None:
-        """Make a change that a client requested for a job, by calling `make`. `what` names the kind of change."""
+        """Carry out a change of a job that a client requested, by calling `make`. `what` names the kind of change."""
         make()
 
     def reshape(self, job: SlurmJob, shape: Shape, make: Callable[[bool], None]) -> None:
-        """Change the shape of a job. `make(True)` changes only the number of nodes, `make(False)` the GPUs too."""
+        """Carry out a reshape that a client requested. `make(False)` does so; `make(True)` changes only the number of
+        nodes."""
         self.change("update", job.key, lambda: make(False))
 
 
 class SimulatedCluster:
-    """A simulated Slurm cluster. Job ids start at 1. Permissions are not checked here but by `SimulatedClient`."""
+    """A simulated Slurm cluster. Job ids start at 1. Permissions are checked by `SimulatedClient`, not here."""
 
     def __init__(
         self,
@@ -70,7 +72,7 @@ class SimulatedCluster:
         self.nodes = Nodes(partitions)
         self.records = JobRecords(lambda job: job.events.append(timeline.at(job.begin, lambda: self._wait(job, 0.0))))
         self.jobs = self.records.jobs
-        """All jobs ever submitted, by job id. An array has one or more of these records."""
+        """Records of all jobs ever submitted, by job id. An array has one or more records."""
         self.faults = faults or Faults()
         self._known = self.records.known
         self._due = False
@@ -80,7 +82,7 @@ class SimulatedCluster:
     # -- what is seen --------------------------------------------------------------------------------------------
 
     def snapshot(self) -> Snapshot:
-        """Return what Slurm shows now of jobs, nodes, partitions, reservations and licences."""
+        """Return Slurm's present view of jobs, nodes, partitions, reservations and licences."""
         jobs = {job_id: job.to_model() for job_id, job in self._known.items()}
         partitions = {name: spec.to_model() for name, spec in self.nodes.partitions.items()}
         nodes = self.nodes.to_model(self._reserved(self.timeline.now))
@@ -94,7 +96,7 @@ class SimulatedCluster:
         return {name: most - used[name] for name, most in self.conf.licenses.items()} if asking else {}
 
     def quotas(self, users: Collection[str]) -> Quotas:
-        """Return the limits on GPUs of each account, of each QOS, and of each of these users in each QOS."""
+        """Return the GPU limits of all accounts, of all QOS, and of these users in each QOS."""
         used: Counter[tuple[str, str, str]] = Counter()
         for job in self._known.values():
             for whose in ((job.qos, "", ""), (job.qos, "", job.request.user), ("", job.account, "")):
@@ -113,13 +115,13 @@ class SimulatedCluster:
 
     @property
     def empty(self) -> bool:
-        """True if Slurm knows no job, not even an ended one."""
+        """True if Slurm has no record of any job, not even of an ended one."""
         return not self._known
 
     # -- what users and operators do -----------------------------------------------------------------------------
 
     def submit(self, request: Request, program: Callable[[JobKey], Program]) -> int:
-        """Submit a job and return its id. `program` returns the program of the job or, of an array, that of each task.
+        """Submit a job and return its id. `program` returns the program of the job, or of each task of an array.
 
         Raises `NotResizable` for an unknown partition or QOS.
         """
@@ -163,7 +165,7 @@ class SimulatedCluster:
                 self._end(job, JobState.CANCELLED, 0)
 
     def hold(self, job_id: JobKey, by: str = "user") -> None:
-        """Hold a job, as Slurm does by priority 0. A running job is held once it is requeued."""
+        """Hold a job: it cannot start. A running job continues, and cannot start again after a requeue."""
         for job in self.records.named(job_id):
             if not job.ended and job.held_by not in ("admin", "exit"):
                 job.held_by = by
@@ -183,7 +185,7 @@ class SimulatedCluster:
                 self._wait(job, time)
 
     def reshape(self, job_id: JobKey, shape: Shape, *, nodes_alone: bool = False) -> None:
-        """Change the number of nodes and the GPUs per node of a pending job.
+        """Change nodes and GPUs per node of a pending job.
 
         With `nodes_alone`, or if the job has no GPUs per node, only the number of nodes changes.
         """
@@ -194,18 +196,19 @@ class SimulatedCluster:
         self._schedule_soon()
 
     def forbid_shape(self, job_id: JobKey, shape: Shape) -> None:
-        """Make Slurm accept this shape for the job but never start it. The scheduler then holds the job with
-        BadConstraints."""
+        """Let Slurm accept this shape for the job, and then never start it at this shape. The scheduler holds it with
+        the reason BadConstraints."""
         for job in self.records.named(job_id):
             job.forbidden_shapes |= {shape}
 
     def set_comment(self, job_id: JobKey, text: str) -> None:
-        """Change a job's comment, as its owner may at any time."""
+        """Change a job's comment. Slurm allows this to the job's owner at any time."""
         for job in self.records.named(job_id):
             job.request = replace(job.request, comment=text)
 
     def move(self, job_id: JobKey, queue: Queue) -> None:
-        """Move a job, or the waiting tasks of an array, to other partition, QOS, account, time limit or licences."""
+        """Move a pending job, or the waiting tasks of an array, to another partition, QOS, account, time limit or
+        licences."""
         self._check_known([queue.partition] if queue.partition else [], queue.qos)
         for job in self.records.waiting(job_id):
             job.partitions = (queue.partition,) if queue.partition else job.partitions
@@ -223,10 +226,10 @@ class SimulatedCluster:
         killed: bool = False,
         winner: int = 0,
     ) -> None:
-        """Preempt a running job for the job with id `winner` (0 for none).
+        """Preempt a running job. `winner` is the id of the job that needs its resources, or 0.
 
-        If it is requeued, it waits without a new hold. A job that may not be requeued ends. Unless `killed`, its
-        processes end by themselves within `grace_s` seconds.
+        With mode "requeue" the job waits again, without a hold. In other modes, or if it may not be requeued, it ends.
+        Its processes end within `grace_s` seconds. With `killed`, its program is not notified.
         """
         for job in self.records.named(job_id):
             if job.running:
@@ -239,8 +242,8 @@ class SimulatedCluster:
                     self._end(job, JobState.PREEMPTED, 0, seconds=seconds)
 
     def requeue(self, job_id: JobKey, *, hold: bool) -> None:
-        """Requeue a running job under its id. With `hold`, it is held, and so is a waiting job. Other jobs do not
-        change."""
+        """Requeue a running job under its id. With `hold`, the job is held, also if it is waiting already. An ended job
+        does not change."""
         for job in self.records.named(job_id):
             if job.running:
                 self._requeue(job, hold=hold)
@@ -248,19 +251,20 @@ class SimulatedCluster:
                 job.held_by, job.requeue_held = "user", True
 
     def requeue_completing(self, job_id: JobKey) -> None:
-        """Requeue a job that has ended, but whose last processes still exist."""
+        """Requeue an ended job whose last processes still exist."""
         for job in self.records.named(job_id):
             if job.ended and job.ending:
                 self._wait_again(job)
 
     def kill(self, job_id: JobKey, code: int) -> None:
-        """End a running job as if a signal had killed its steps."""
+        """End a running job with this exit code, as if a signal had killed its processes."""
         for job in self.records.named(job_id):
             if job.running:
                 self._exit(job, code, job.program.stop(killed=True))
 
     def place(self, job_id: int, gpus: Mapping[str, int]) -> None:
-        """Give a job these GPUs at once, without the scheduler. A pending job starts; a running job continues.
+        """Give a job these GPUs at once, without the scheduler. A pending job starts on them; a running job continues
+        on them.
 
         Raises ValueError if they are not free.
         """
@@ -277,7 +281,7 @@ class SimulatedCluster:
     # -- arrays --------------------------------------------------------------------------------------------------
 
     def hold_waiting(self, array_id: int, tasks: Collection[int] | None = None) -> None:
-        """Hold waiting tasks of an array: those in `tasks`, or all. Running tasks are not held."""
+        """Hold an array's waiting tasks: all of them, or only those in `tasks`. Running tasks are not held."""
         for job in self.records.known_of(array_id):
             if not job.pending or job.held_by:
                 continue
@@ -287,7 +291,7 @@ class SimulatedCluster:
                 record.held_by = "user"
 
     def reuse(self, task: Task) -> None:
-        """Put a task that has ended back into the queue, held. Do nothing for a waiting task.
+        """Requeue an ended task, with a hold. A waiting task does not change.
 
         Raises `Refused` for a task that runs, was cancelled, may not be requeued, or still has processes.
         """
@@ -309,7 +313,7 @@ class SimulatedCluster:
         self._renew(job)
 
     def throttle(self, array_id: int, most: int) -> None:
-        """Set how many of the array's tasks may run at once; 0 for no limit."""
+        """Set the number of an array's tasks that may run at the same time; 0 for no limit."""
         array = self.records.arrays.get(array_id)
         if array is None or not self.records.known_of(array_id):
             raise UnknownJob(f"job {array_id}: Invalid job id specified")
@@ -327,17 +331,17 @@ class SimulatedCluster:
     # -- what happens to nodes -----------------------------------------------------------------------------------
 
     def drain(self, name: str) -> None:
-        """Drain a node: no more jobs start on it, and its running jobs continue."""
+        """Drain a node: no job starts on it any more, and its running jobs continue."""
         self.nodes[name].drained = True
 
     def resume(self, name: str) -> None:
-        """Let jobs start again on a drained node."""
+        """Let jobs start again on a node that was drained or has failed."""
         node = self.nodes[name]
         node.drained = node.down = False
         self._schedule_soon()
 
     def fail(self, name: str) -> None:
-        """Make a node fail. Its jobs are requeued if they may be requeued; the others end."""
+        """Let a node fail. Its jobs are requeued, or end if they may not be requeued."""
         self.nodes[name].down = True
         for job_id in list(self.nodes[name].held):
             job = self.jobs[job_id]
@@ -351,13 +355,13 @@ class SimulatedCluster:
     # -- the life of a job ---------------------------------------------------------------------------------------
 
     def exited(self, job_id: JobKey, code: int) -> None:
-        """End a job because its program has exited with this code."""
+        """End a job whose program has exited with this code."""
         job = self.records.get(job_id) if isinstance(job_id, Task) else self.jobs[job_id]
         if job.running:
             self._exit(job, code, self.settings.ending_s)
 
     def _exit(self, job: SimulatedJob, code: int, seconds: float) -> None:
-        """End a run with this exit code, and its processes `seconds` later."""
+        """End a run with this exit code. Its processes end `seconds` later."""
         if not (self.conf.requeues(code) and job.request.requeue):
             self._end(job, JobState.FAILED if code else JobState.COMPLETED, code, seconds=seconds)
             return
@@ -366,7 +370,7 @@ class SimulatedCluster:
         self._wait_after(job, seconds)
 
     def _wait(self, job: SimulatedJob, begin: float) -> None:
-        """Put a job at the end of the queue at time `begin`. Until then it may not start, and has no place in the
+        """Put a job at the end of the queue at time `begin`. Before, it may not start, and has no place in the
         queue."""
         now = self.timeline.now
         job.begin = begin if begin > now else 0.0
@@ -430,7 +434,7 @@ class SimulatedCluster:
         del self._known[job_id]
 
     def _end_processes(self, job: SimulatedJob, seconds: float) -> None:
-        """End a job's processes after `seconds`. The job holds its GPUs until then."""
+        """Let a job's processes end after `seconds`. Until then the job holds its GPUs."""
         job.ending = True
 
         def gone() -> None:
@@ -450,9 +454,9 @@ class SimulatedCluster:
             self.timeline.after(self.settings.schedule_s, self._schedule)
 
     def _need(self, job: SimulatedJob, partition: str) -> Resources:
-        """Return the resources that a job takes on each node of a partition.
+        """Return the resources that a job needs on each node of a partition.
 
-        They are all of a node's resources if the partition or the job takes whole nodes. A total number of GPUs is
+        If the partition or the job takes whole nodes, they are all resources of a node. A total number of GPUs is
         divided by the number of nodes and rounded up.
         """
         spec, asked = self.nodes.partitions[partition], job.request
@@ -487,8 +491,8 @@ class SimulatedCluster:
         return Association(job.request.user, job.account, job.qos, job.licenses)
 
     def _reserved(self, now: float, seconds: float = 0.0, own: str = "") -> frozenset[str]:
-        """Return the nodes that are reserved now or within `seconds`. Reservations named in `own` (joined by commas) do
-        not count."""
+        """Return the nodes that are reserved now or within `seconds`. The job's `own` reservations (names joined by
+        commas) do not count."""
         found: set[str] = set()
         for one in self.conf.reservations:
             if one.start_time <= now + seconds and now < one.end_time and one.name not in own.split(","):
@@ -496,8 +500,8 @@ class SimulatedCluster:
         return frozenset(found)
 
     def queue(self) -> list[QueuedJob]:
-        """Return the jobs that may start, in the scheduler's order. A job has an entry for each partition that it
-        names."""
+        """Return the jobs that may start, in the scheduler's order. A job that names several partitions has an entry
+        for each."""
         jobs = [job for job in self._known.values() if job.startable and not job.never_starts]
         jobs.sort(key=lambda job: (-job.request.priority, job.waits_since, job.main_id, job.array_tasks))
         rooms = {array_id: array.room for array_id, array in self.records.arrays.items()} if self.records.arrays else {}
@@ -518,7 +522,7 @@ class SimulatedCluster:
         return queue
 
     def running(self) -> list[RunningJob]:
-        """Return the jobs that hold GPUs, with those that are just ending, in the form that the scheduler needs."""
+        """Return the jobs that hold GPUs, for the scheduler. Jobs whose processes are just ending are included."""
         return [
             RunningJob(
                 job.start_time + (job.limit_s or UNLIMITED_S),
@@ -548,7 +552,7 @@ class SimulatedCluster:
         self.preempt(job.to_model().key, mode, grace_s + self.conf.kill_wait_s, winner=winner)
 
     def _schedule(self) -> None:
-        """Run Slurm's main scheduling."""
+        """Run a round of Slurm's main scheduler."""
         self._due = False
         for job in self._known.values():
             if job.forbidden_shapes and job.startable and job.never_starts:
@@ -568,7 +572,8 @@ class SimulatedCluster:
             self.timeline.at((self.timeline.now // every + 1) * every, self._backfill)
 
     def _show_throttled(self, job_ids: Iterable[int]) -> None:
-        """Set the reason JobArrayTaskLimit for waiting tasks of these jobs' arrays, if no more tasks may run."""
+        """Set the reason JobArrayTaskLimit of waiting tasks, for each array of these jobs whose throttle allows no more
+        running tasks."""
         for array in (self.jobs[job_id].array for job_id in job_ids):
             if array is not None and array.room <= 0:
                 for record in array.records:
@@ -576,7 +581,8 @@ class SimulatedCluster:
                         record.reason = THROTTLED
 
     def _backfill(self) -> None:
-        """Run Slurm's backfill. The main scheduling starts its next round if jobs wait behind other jobs."""
+        """Run a round of Slurm's backfill scheduler. The main scheduler runs next, and plans a further round if it is
+        needed."""
         self._backfill_due = False
         made = self._pass()
         made.backfill(self.queue())

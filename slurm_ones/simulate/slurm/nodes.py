@@ -10,27 +10,27 @@ from slurm_ones.policy.ledger import NOTHING, Ledger, Resources
 from slurm_ones.slurm.model import Node, Partition, Reservation
 
 PreemptMode = Literal["", "cancel", "requeue"]
-"""Treatment of preempted jobs; "" if jobs are not preempted."""
+"""Treatment of preempted jobs by Slurm; "" if jobs are not preempted."""
 
 
 @dataclass(frozen=True)
 class PartitionSpec:
-    """A partition of equal nodes. If two partitions share nodes, both must give them the same resources."""
+    """A partition of equal nodes. If two partitions share a node, both must give it the same resources."""
 
     name: str
     nodes: tuple[str, ...]
     gpus_per_node: int
     whole_nodes: bool = False
-    """True if Slurm allocates whole nodes and does not count GPUs."""
+    """True if Slurm allocates only whole nodes and does not count GPUs."""
     max_time_s: float = 0.0
     default: bool = True
     cpus_per_node: int = 0
-    """CPUs of each node; 0 if Slurm does not count CPUs. `memory_mb` is likewise 0 if Slurm does not count memory."""
+    """CPUs of each node; 0 if Slurm does not count CPUs. `memory_mb` likewise."""
     memory_mb: int = 0
     tier: int = 1
-    """Priority tier. Jobs in a partition of a higher tier start before others."""
+    """PriorityTier: jobs in a partition of a higher tier start before others."""
     preempt: PreemptMode = ""
-    """Treatment of this partition's jobs when a job in a partition of a higher tier needs their nodes."""
+    """Treatment of this partition's jobs if a job in a partition of a higher tier needs their nodes."""
     grace_s: float = 0.0
 
     @property
@@ -50,12 +50,12 @@ class Qos(NamedTuple):
     name: str = "normal"
     priority: int = 0
     preempts: tuple[str, ...] = ()
-    """Names of the QOS whose jobs may be preempted for jobs of this QOS."""
+    """Names of the QOS whose jobs Slurm may preempt for jobs of this QOS."""
     mode: PreemptMode = ""
-    """Treatment of this QOS's jobs when they are preempted."""
+    """Treatment of this QOS's jobs if Slurm preempts them."""
     grace_s: float = 0.0
     exempt_s: float = 0.0
-    """Seconds after its start for which a run is not preempted (PreemptExemptTime)."""
+    """Seconds from a run's start within which it is not preempted (PreemptExemptTime)."""
     gpus: int = 0
     """Most GPUs that all jobs of the QOS may hold together (GrpTRES); 0 for no limit."""
     user_gpus: int = 0
@@ -69,24 +69,25 @@ class SlurmConf:
     """Configuration of a simulated Slurm, except for its nodes and partitions."""
 
     qos: tuple[Qos, ...] = (Qos(),)
-    """All QOS. A job that names none gets the first."""
+    """All QOS. A job that names no QOS gets the first."""
     licenses: Mapping[str, int] = field(default_factory=dict)
     """Number of each licence, by licence name."""
     account_gpus: Mapping[str, int] = field(default_factory=dict)
     """Most GPUs that all jobs of an account may hold together (GrpTRES), by account."""
     accounts: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """Accounts that each user may use; a user who is not listed may use all."""
+    """Accounts that each user may use. A user who is not listed may use all accounts."""
     own_qos: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """QOS that each user may use; a user who is not listed may use all."""
+    """QOS that each user may use. A user who is not listed may use all QOS."""
     reservations: tuple[Reservation, ...] = ()
     youngest_first: bool = False
-    """True if Slurm preempts the youngest job first, among jobs with equal priority and number of nodes."""
+    """True if Slurm preempts the most recently started job first, among jobs of equal QOS priority and number of
+    nodes."""
     reclaim_licenses: bool = False
-    """True if Slurm also preempts jobs because their licences are needed."""
+    """True if Slurm also preempts jobs to free their licences."""
     kill_wait_s: float = 30.0
     """Seconds from SIGTERM to SIGKILL."""
     requeue_exit: str = ""
-    """Exit codes after which Slurm requeues a job that may be requeued (RequeueExit), such as `1,90-99`."""
+    """Exit codes with which Slurm requeues a job, if it may be requeued (RequeueExit), such as `1,90-99`."""
 
     def requeues(self, code: int) -> bool:
         """Return True if Slurm requeues a job that ends with this exit code."""
@@ -94,8 +95,8 @@ class SlurmConf:
         return any(int(low) <= code <= int(high or low) for low, _, high in ranges)
 
     def refusal(self, user: str, account: str, qos: str, *, operator: bool) -> str:
-        """Return Slurm's error message if a user may not use this account or QOS; "" if allowed. An operator may use
-        any QOS."""
+        """Return Slurm's error message if a user may not use this account or QOS, else "". An operator may use any
+        QOS."""
         if account and account not in self.accounts.get(user, {account}):
             return "Invalid account or account/partition combination specified"
         if qos and not operator and qos not in self.own_qos.get(user, {qos}):
@@ -134,7 +135,7 @@ class NodeState:
 
     @property
     def free(self) -> Resources:
-        """Resources that Slurm could allocate on the node now."""
+        """Resources of the node that Slurm could allocate now."""
         if not self.usable or (self.held and not self.counted):
             return NOTHING
         return self.capacity.without(self.used)
@@ -165,7 +166,7 @@ class NodeState:
 
 
 class Nodes:
-    """All nodes, in the cluster's order."""
+    """All nodes, in the order of the partitions."""
 
     def __init__(self, partitions: Sequence[PartitionSpec]) -> None:
         self.partitions = {partition.name: partition for partition in partitions}
@@ -183,7 +184,7 @@ class Nodes:
         self._sharing: dict[str, frozenset[str]] = {}
 
     def __getitem__(self, name: str) -> NodeState:
-        """Return a node to change it. The cached view of the node is dropped."""
+        """Return the state of a node, to be changed. What was last shown of the node is dropped."""
         self._seen.pop(name, None)
         return self._states[name]
 
@@ -192,7 +193,7 @@ class Nodes:
         return tuple(self._states)
 
     def in_order(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Return the nodes with these names in the cluster's order."""
+        """Return these node names in the cluster's order."""
         return tuple(sorted(names, key=self._place.__getitem__))
 
     def usable(self, name: str) -> bool:
@@ -200,7 +201,7 @@ class Nodes:
         return self._states[name].usable
 
     def sharing(self, partition: str) -> frozenset[str]:
-        """Return the names of the other partitions that have some of this partition's nodes."""
+        """Return the names of the other partitions that share a node with this partition."""
         if partition not in self._sharing:
             found = {name for node in self.partitions[partition].nodes for name in self._states[node].partitions}
             self._sharing[partition] = frozenset(found - {partition})
@@ -221,26 +222,26 @@ class Nodes:
         return {state.name: state.free.gpus for state in states if state.usable}
 
     def empty(self, partition: str) -> Ledger:
-        """Return the resources of a partition's nodes as if no job ran on them."""
+        """Return the resources of a partition's nodes without any jobs."""
         if partition not in self._empty:
             spec = self.partitions[partition]
             self._empty[partition] = Ledger(dict.fromkeys(spec.nodes, spec.capacity))
         return self._empty[partition]
 
     def take(self, job_id: int, held: Mapping[str, Resources]) -> None:
-        """Give these resources to a job. Raises ValueError if they are not free."""
+        """Allocate these resources, by node, to a job. Raises ValueError if they are not free."""
         for name, amount in held.items():
             if not self[name].free.cover(amount):
                 raise ValueError(f"{name}: {amount} for job {job_id}, {self[name].free} is free")
             self[name].held[job_id] = amount
 
     def give_back(self, job_id: int, names: Iterable[str]) -> None:
-        """Free the job's resources on these nodes."""
+        """Free all resources that the job holds on these nodes."""
         for name in names:
             self[name].held.pop(job_id, None)
 
     def to_model(self, reserved: frozenset[str] = frozenset()) -> dict[str, Node]:
-        """Return the nodes as Slurm shows them; nodes in `reserved` show a reservation."""
+        """Return the nodes as Slurm shows them. Nodes in `reserved` are shown as reserved."""
         for name, state in self._states.items():
             if name not in self._seen:
                 self._seen[name] = state.to_model()

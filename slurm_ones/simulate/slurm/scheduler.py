@@ -1,7 +1,7 @@
-"""Scheduler of a simulated Slurm: it starts jobs in order, preempts others for them, and backfills.
+"""Scheduler of a simulated Slurm: it starts jobs in order of priority, preempts other jobs for them, and backfills.
 
-Backfill is EASY (Lifka, "The ANL/IBM SP scheduling system", JSSPP 1995). A job may overtake the first job that finds no
-room, if it does not delay that job's start. The scheduler takes the end of a job from its time limit, as Slurm does.
+Backfill is EASY (Lifka, "The ANL/IBM SP scheduling system", JSSPP 1995). A job may start before the first job that does
+not fit, if this does not delay that job's start. As in Slurm, a job is expected to end at its time limit.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from slurm_ones.simulate.slurm.nodes import Nodes, SlurmConf
 UNLIMITED_S = 365 * 86400.0
 """Seconds for which Slurm expects a job without a time limit to run."""
 RESOURCES, PRIORITY, LICENSES, UNAVAILABLE = "Resources", "Priority", "Licenses", "ReqNodeNotAvail"
-"""Slurm's names of reasons for waiting, except for limits."""
+"""Slurm's names of the reasons for which a job waits, except for limits."""
 
 
 class Association(NamedTuple):
@@ -30,7 +30,7 @@ class Association(NamedTuple):
 
 
 class QueuedJob(NamedTuple):
-    """A pending job, in one of the partitions in which it may start."""
+    """A pending job in one of the partitions that it names."""
 
     job_id: int
     partition: str
@@ -46,11 +46,11 @@ class QueuedJob(NamedTuple):
     """Nodes that the job must get (`--nodelist`)."""
     of: Association = Association()
     most: int = 1
-    """Number of the job's tasks that may start in this round."""
+    """Number of the job's tasks that may start in this scheduling round."""
 
 
 class RunningJob(NamedTuple):
-    """Resources of a job that runs or is ending, and the latest time of its end."""
+    """Resources of a job that runs or whose processes are ending, and the time by which it ends."""
 
     ends: float
     held: Mapping[str, Resources]
@@ -59,7 +59,7 @@ class RunningJob(NamedTuple):
     of: Association = Association()
     started: float = 0.0
     ending: bool = False
-    """True if the run is over, but some of its processes still exist."""
+    """True if the run is over but processes of it still exist."""
 
     @property
     def gpus(self) -> int:
@@ -67,7 +67,7 @@ class RunningJob(NamedTuple):
 
 
 class Counts:
-    """GPUs and licences in use, to be compared with the limits of accounts, QOS and users."""
+    """GPUs and licences in use, for comparison with the limits of accounts, QOS and users."""
 
     def __init__(self, conf: SlurmConf, running: Iterable[RunningJob]) -> None:
         self._conf = conf
@@ -77,20 +77,20 @@ class Counts:
             self.add(job.of, job.gpus)
 
     def copy(self) -> Counts:
-        """Return a copy, on which preemptions can be tried."""
+        """Return a copy, on which a preemption can be tried."""
         other = Counts(self._conf, ())
         other._gpus, other._licenses = self._gpus.copy(), self._licenses.copy()
         return other
 
     def add(self, of: Association, gpus: int, times: int = 1) -> None:
-        """Add a job's GPUs and licences to those in use; with `times` = -1, subtract them."""
+        """Count a job's GPUs and licences as in use. With `times` = -1, count them as free again."""
         for key in (("account", of.account), ("qos", of.qos), ("user", of.qos, of.user)):
             self._gpus[key] += gpus * times
         for name, count in of.licenses:
             self._licenses[name] += count * times
 
     def refusal(self, job: QueuedJob) -> str:
-        """Return Slurm's name of the limit for which the job waits; "" if it is within all limits."""
+        """Return Slurm's name of a limit that the job's start would exceed, else ""."""
         of, qos, gpus = job.of, self._conf.qos_of(job.of.qos), job.need.gpus * job.least_nodes
         limits = (
             (qos.gpus, ("qos", of.qos), "QOSGrpGRES"),
@@ -106,7 +106,7 @@ class Counts:
 
 
 def place(job: QueuedJob, free: Ledger) -> list[str] | None:
-    """Return the nodes that fit the job best, in the cluster's order if they fit equally; None if there is no room."""
+    """Return the best-fitting nodes for the job, on a tie in the cluster's order; None if it does not fit."""
     if not job.named:
         found = free.nodes_with(job.need, job.most_nodes, only=job.only)
         return found if len(found) >= job.least_nodes else None
@@ -117,17 +117,18 @@ def place(job: QueuedJob, free: Ledger) -> list[str] | None:
 
 
 class SchedulingPass:
-    """One round of the scheduler. It chooses jobs to start and to preempt, and the reason of each job that waits."""
+    """One round of the scheduler. It chooses jobs to start and jobs to preempt, and a reason for each job that
+    waits."""
 
     def __init__(self, nodes: Nodes, conf: SlurmConf, running: Sequence[RunningJob], now: float) -> None:
         self.chosen: list[tuple[QueuedJob, tuple[str, ...]]] = []
-        """Jobs that start, each with its nodes."""
+        """Jobs to start, each with its nodes."""
         self.victims: dict[int, int] = {}
-        """Jobs to preempt, by id: the id of the job that needs the resources."""
+        """Jobs to preempt: id of each job, and id of the job that needs its resources."""
         self.reasons: dict[int, str] = {}
-        """Reasons of waiting jobs, by job id."""
+        """Reason for which each job waits, by job id."""
         self.crowded = False
-        """True if jobs wait behind another job, which backfill may change."""
+        """True if jobs wait behind another job, so that backfill may start them."""
         self._nodes, self._conf, self._now = nodes, conf, now
         self._before = running
         self._running = list(running)
@@ -135,13 +136,13 @@ class SchedulingPass:
         self._free = nodes.ledger()
         self._starts: Counter[int] = Counter()
         self._kept: list[tuple[float, Ledger]] = []
-        """Reservations for the first waiting jobs: the latest start of each, and the resources that are then left for
-        others."""
+        """Reservation for the first waiting job of each partition: the time by which it starts, and the resources that
+        other jobs can use from then on."""
 
     # -- the two schedulers --------------------------------------------------------------------------------------
 
     def main(self, queue: Iterable[QueuedJob]) -> None:
-        """Start jobs in order. In each partition, stop at the first job that finds no room."""
+        """Start jobs in order. In each partition, stop at the first job that does not fit."""
         first: set[str] = set()
         for job in queue:
             if self._starts[job.job_id] >= job.most:
@@ -168,8 +169,8 @@ class SchedulingPass:
                 self.reasons[job.job_id] = UNAVAILABLE if job.named else RESOURCES
 
     def backfill(self, queue: Iterable[QueuedJob]) -> None:
-        """Start jobs in order. The first job of a partition that finds no room gets a reservation, and others may
-        overtake it."""
+        """Start jobs in order. In each partition, the first job that does not fit gets a reservation, and other jobs
+        may start before it."""
         first: set[str] = set()
         for job in queue:
             if self._starts[job.job_id] >= job.most or self._limit(job, self._free):
@@ -187,7 +188,7 @@ class SchedulingPass:
         return self._now + (job.limit_s or UNLIMITED_S)
 
     def _limit(self, job: QueuedJob, free: Ledger) -> str:
-        """Return the name of the limit for which the job waits, "Licenses" if it waits for these, or ""."""
+        """Return the name of the limit that keeps the job waiting, "Licenses" if licences are missing, else ""."""
         if reason := self._counts.refusal(job):
             return reason
         if not self._counts.lacks_licenses(job):
@@ -211,16 +212,16 @@ class SchedulingPass:
                 then.spend(nodes, job.need)
 
     def _room(self, job: QueuedJob, free: Ledger) -> Ledger:
-        """Return the resources that this job may use.
+        """Return the free resources that this job may use.
 
-        Resources reserved for a waiting job count only if this job ends before that one starts.
+        They exclude resources reserved for a waiting job, unless this job ends before that job starts.
         """
         for begins, then in self._kept:
             free = free.at_most(then) if self._ends(job) > begins else free
         return free
 
     def _reserve(self, job: QueuedJob) -> tuple[float, Ledger]:
-        """Return the latest start of the job, and the resources that other jobs can still use then.
+        """Return the time by which the job starts, and the resources that other jobs can use from then on.
 
         As in Slurm, jobs that this job may preempt count as ended.
         """
@@ -240,10 +241,10 @@ class SchedulingPass:
     # -- preemption ----------------------------------------------------------------------------------------------
 
     def _preempt(self, job: QueuedJob, free: Ledger) -> bool:
-        """Choose jobs to preempt until this job fits, and keep nodes and licences for it.
+        """Choose jobs to preempt until this job fits, and keep nodes and licences for it. Return True if it will fit.
 
-        Jobs that are ending anyway are counted first. If the job would not fit even without all preemptible jobs,
-        choose none and return False.
+        Resources of jobs that are ending already are counted first. If the job would not even fit with all preemptible
+        jobs gone, none is chosen.
         """
         guests = self._preemptable(job)
         if not guests:
@@ -274,8 +275,8 @@ class SchedulingPass:
         return not victim.held.keys().isdisjoint(nodes) or any(name in licenses for name, _ in victim.of.licenses)
 
     def _preemptable(self, job: QueuedJob) -> list[RunningJob]:
-        """Return the jobs that may be preempted for this one, in order: lowest QOS priority, fewest nodes, youngest if
-        so set."""
+        """Return the running jobs that this job may preempt, in order: lowest QOS priority, then fewest nodes, then
+        youngest if so configured."""
         conf, parts = self._conf, self._nodes.partitions
         preempts, tier = conf.qos_of(job.of.qos).preempts, parts[job.partition].tier
         if not preempts and not any(part.preempt and part.tier < tier for part in parts.values()):

@@ -1,4 +1,4 @@
-"""`SlurmClient` of a simulated Slurm. It gives the same answers as the clients of a real one."""
+"""`SlurmClient` of a simulated Slurm. It answers as the clients of a real Slurm do."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from slurm_ones.slurm.model import GpuUse, JobKey, Queue, Quotas, SlurmJob, Snap
 class SimulatedClient:
     """`SlurmClient` of a simulated cluster, for one user.
 
-    An operator may change the jobs of all users. `faults` are used here in place of the cluster's.
+    An operator may change the jobs of all users. `faults` replaces the cluster's faults for this client.
     """
 
     name = "simulated"
@@ -35,7 +35,7 @@ class SimulatedClient:
         self._operator = operator
         self._faults = faults or cluster.faults
         self.uses: dict[int, GpuUse] = {}
-        """Measured use of GPUs by job id, set by tests or the demo."""
+        """GPU use of each job as measured by Slurm, by job id. Tests and the demo set it."""
 
     # -- what is read --------------------------------------------------------------------------------------------
 

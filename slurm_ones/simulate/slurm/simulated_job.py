@@ -1,4 +1,4 @@
-"""A simulated job: everything that Slurm keeps about it."""
+"""Record of a simulated job: all that Slurm stores about it."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from slurm_ones.slurm.model import ENDED, JobKey, JobState, SlurmJob, Task
 
 
 class Program(Protocol):
-    """Program that a simulated job runs. It calls `SimulatedCluster.exited` when it exits by itself."""
+    """Program that a simulated job runs. It calls `SimulatedCluster.exited` if it exits by itself."""
 
     @property
     def batch(self) -> int:
-        """Global batch in force."""
+        """Global batch with which the program trains now."""
 
     def start(self, restart: int, gpus: Mapping[str, int]) -> None:
-        """Begin run number `restart` on these GPUs of each node."""
+        """Start run number `restart` on these GPUs of each node."""
 
     def stop(self, *, killed: bool = False) -> float:
-        """Stop the run and return the seconds until its processes end. If `killed`, they ended without notice."""
+        """Stop the run, and return the seconds until its processes end. If `killed`, the program was not notified."""
 
 
 class Idle:
@@ -42,18 +42,18 @@ class Idle:
 
 @dataclass(frozen=True)
 class Request:
-    """Options of a job at `sbatch`."""
+    """Options that a user gives to `sbatch`."""
 
     nodes: int = 1
     max_nodes: int = 0
-    """Most nodes; 0 for exactly `nodes`."""
+    """Largest number of nodes; 0 for exactly `nodes`."""
     gpus_per_node: int = 0
     gpus_total: int = 0
     """GPUs of the whole job (`--gpus`). If set, `gpus_per_node` is 0."""
     tasks: int = 0
-    """Number of tasks (`--ntasks`); 0 if the job named none."""
+    """Number of tasks (`--ntasks`); 0 if it is not given."""
     partition: str = ""
-    """Names of one or more partitions, joined by commas; empty for the default partition."""
+    """Partition, or several joined by commas; empty for the default partition."""
     name: str = "job"
     comment: str = ""
     work_dir: str = "/"
@@ -62,35 +62,35 @@ class Request:
     hold: bool = False
     requeue: bool = True
     array: bool = False
-    """True if Slurm shows the job as a task of an array or as a part of a heterogeneous job."""
+    """True if the job is shown as a task of an array or as a part of a heterogeneous job."""
     array_tasks: tuple[int, ...] = ()
-    """Task numbers of a job array, ascending; empty for a plain job."""
+    """Task numbers of an array, ascending; empty for a plain job."""
     throttle: int = 0
-    """Most tasks of the array that may run at once; 0 for no limit."""
+    """Largest number of the array's tasks that run at the same time; 0 for no limit."""
     batch: bool = True
     priority: int = 1
-    """Priority in the queue: higher values first, equal values in order of submission."""
+    """Priority. Jobs of higher priority start first, jobs of equal priority in order of submission."""
     user: str = "user"
     uid: int = 0
     account: str = ""
     qos: str = ""
-    """Name of the QOS; empty for the site's first."""
+    """Name of the QOS; empty for the first QOS of the site."""
     licenses: tuple[tuple[str, int], ...] = ()
     cpus_per_node: int = 1
-    """CPUs on each node. They are ignored if Slurm does not count CPUs."""
+    """CPUs on each node; ignored if Slurm does not count CPUs."""
     cpus_per_gpu: int = 0
     memory_mb: int = 0
-    """Memory on each node in MB. It is ignored if Slurm does not count memory."""
+    """Memory on each node in MB; ignored if Slurm does not count memory."""
     node_names: tuple[str, ...] = ()
     """Nodes that the job must get (`--nodelist`)."""
     excluded: tuple[str, ...] = ()
     """Nodes that the job must not get (`--exclude`)."""
     exclusive: bool = False
-    """True if no other job may share the job's nodes."""
+    """True if the job shares its nodes with no other job."""
     reservation: str = ""
 
     def cpus_on(self, gpus: int) -> int:
-        """Return the CPUs that the job requests on a node that gives it this number of GPUs."""
+        """Return the CPUs that the job requests on a node that gives it `gpus` GPUs."""
         return max(self.cpus_per_node, self.cpus_per_gpu * gpus)
 
 
@@ -115,12 +115,12 @@ class TaskArray:
     program: Callable[[JobKey], Program]
     throttle: int
     records: list[SimulatedJob] = field(default_factory=list)
-    """Records of the array's tasks. As in Slurm, all waiting tasks without differences have one record, under the
-    array's id."""
+    """Records of the array's tasks. As in Slurm, all waiting tasks that do not differ share one record, whose id is the
+    array's."""
 
     @property
     def room(self) -> int:
-        """Number of further tasks that may start now."""
+        """Number of tasks that may start now in addition to those that run."""
         if not self.throttle:
             return len(self.records) + sum(len(record.array_tasks) for record in self.records)
         return self.throttle - sum(record.running or record.ending for record in self.records)
@@ -128,13 +128,13 @@ class TaskArray:
 
 @dataclass
 class SimulatedJob:
-    """State of a job, of one task of an array, or of several equal tasks that wait."""
+    """Record of a job, of one task of an array, or of several waiting tasks that do not differ."""
 
     job_id: int
     request: Request
     program: Program
     partitions: tuple[str, ...]
-    """Partition of the run; before the start, all partitions in which the job may start."""
+    """Partition of the run. Before the start, all partitions that the job names."""
     nodes: int
     max_nodes: int
     gpus_per_node: int
@@ -145,45 +145,45 @@ class SimulatedJob:
     state: JobState = JobState.PENDING
     reason: str = "None"
     held_by: str = ""
-    """Holder of the job: "user", "admin", "slurm", "exit" (Slurm, because of the exit code), or "" for nobody."""
+    """Source of the hold: "user", "admin", "slurm", "exit" (Slurm, because of the exit code), or "" for no hold."""
     requeue_held: bool = False
-    """True if the job was held by a requeue (`scontrol requeuehold`)."""
+    """True if the hold came with a requeue (`scontrol requeuehold`)."""
     switches: int = 0
-    """Most leaf switches that the user allows (`--switches`). It has no effect: all simulated nodes are below one
-    switch."""
+    """Number of leaf switches that the user prefers (`--switches`). It has no effect, since all simulated nodes are
+    below one switch."""
     restart: int = 0
     begin: float = 0.0
     """Unix time of the earliest start; 0 if the job may start at once."""
     waits_since: float = 0.0
-    """Unix time since which the job may start. It decides the job's place in the queue."""
+    """Unix time from which the job may start. It decides the job's place in the queue."""
     limit_s: float = 0.0
     start_time: float = 0.0
     end_time: float = 0.0
     exit_code: int = 0
     gpus: dict[str, int] = field(default_factory=dict)
-    """GPUs that the job holds on each node; it holds them until its last process ends."""
+    """GPUs that the job holds on each node, until its last process has ended."""
     resources: Resources = NOTHING
     """CPUs and memory that the job holds on each node."""
     preempted_at: float = 0.0
     node_list: tuple[str, ...] = ()
     """Nodes of the last run."""
     considered: float = 0.0
-    """Unix time at which the scheduler last considered the job; 0 for never."""
+    """Unix time at which the scheduler last considered the job; 0 if it never did."""
     ending: bool = False
     """True while processes of the last run still exist."""
     forbidden_shapes: frozenset[Shape] = frozenset()
-    """Shapes that Slurm accepts for the job, but at which it never starts it."""
+    """Shapes that Slurm accepts for the job although it never starts the job at them."""
     array: TaskArray | None = None
     array_tasks: tuple[int, ...] = ()
-    """Numbers of the tasks that this record stands for: one, or several that wait."""
+    """Task numbers that this record describes: one, or several waiting tasks. Empty for a plain job."""
     events: list[Event] = field(default_factory=list)
-    """Events that are scheduled for the job's run, or for its wait."""
+    """Scheduled events of the job, to be cancelled if its run or its wait ends."""
     forgotten: Event | None = None
     """Event at which Slurm drops the job's record, MinJobAge after the job's end."""
     allocations: list[HeldGpus] = field(default_factory=list)
-    """GPUs that the job held before, in earlier runs or earlier in this one."""
+    """GPUs that the job held earlier, in this or former runs."""
     since: float = 0.0
-    """Unix time since which the job holds its present GPUs."""
+    """Unix time since which the job has held its present GPUs."""
     _model: SlurmJob | None = None
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -194,7 +194,7 @@ class SimulatedJob:
 
     @property
     def main_id(self) -> int:
-        """Id that sbatch printed: the job's or, for a task, the array's."""
+        """Id that sbatch printed: that of the job or, for a task, of the array."""
         return self.array.array_id if self.array is not None else self.job_id
 
     @property
@@ -211,12 +211,12 @@ class SimulatedJob:
 
     @property
     def startable(self) -> bool:
-        """True if the job could start as soon as there is room."""
+        """True if the job is pending, and no hold, begin time or remaining process prevents its start."""
         return self.pending and not (self.held_by or self.ending or self.begin)
 
     @property
     def never_starts(self) -> bool:
-        """True if Slurm would never start the job at its present shape."""
+        """True if Slurm never starts the job at its present shape."""
         return Shape(self.nodes, self.gpus_per_node) in self.forbidden_shapes
 
     @property
@@ -225,16 +225,16 @@ class SimulatedJob:
 
     @property
     def holdings(self) -> dict[str, Resources]:
-        """Resources that the job holds on each node."""
+        """Resources that the job holds on each node, GPUs included."""
         return {name: self.resources._replace(gpus=count) for name, count in self.gpus.items()}
 
     def held(self, now: float) -> list[HeldGpus]:
-        """Return all GPUs that the job has held until now, with their times."""
+        """Return the GPUs that the job has held up to `now`, with the times."""
         here = [HeldGpus(self.since, now, self.gpus, self.program.batch)] if self.gpus else []
         return [*self.allocations, *here]
 
     def cancel_events(self) -> None:
-        """Cancel all pending events of the job."""
+        """Cancel all scheduled events of the job."""
         for event in self.events:
             event.cancel()
         self.events.clear()
@@ -301,20 +301,20 @@ class SimulatedJob:
 
 
 class JobRecords:
-    """Records of all jobs, by ids that start at 1.
+    """Records of all jobs. Ids start at 1.
 
-    As in Slurm, waiting tasks of an array share a record. A task that starts or changes gets a record and an id of its
-    own. The last task of the array keeps the array's id.
+    As in Slurm, waiting tasks of an array share a record. A task that starts or is changed gets its own record, with a
+    new id. The last task left in the shared record keeps the array's id.
     """
 
     def __init__(self, wait: Callable[[SimulatedJob], None]) -> None:
-        """Call `wait` for a task that gets its own record while it waits for its earliest start."""
+        """Create empty records. `wait` is called for a task that gets its own record before its earliest start."""
         self.jobs: dict[int, SimulatedJob] = {}
-        """All jobs ever submitted."""
+        """All records ever created, by job id."""
         self.arrays: dict[int, TaskArray] = {}
         """All job arrays ever submitted, by array id."""
         self.known: dict[int, SimulatedJob] = {}
-        """Jobs that Slurm still knows, by id."""
+        """Records that Slurm has not dropped yet, by job id."""
         self._wait = wait
 
     def add(self, job: SimulatedJob) -> None:
@@ -326,7 +326,7 @@ class JobRecords:
             _give_program(job)
 
     def get(self, job_id: JobKey) -> SimulatedJob:
-        """Return the record of a job or task. Raises `UnknownJob`, also for a job whose record Slurm has dropped."""
+        """Return the record of a job or task. Raises `UnknownJob` if there is none, or Slurm has dropped it."""
         if isinstance(job_id, Task):
             for record in self.known_of(job_id.array):
                 if job_id.task in record.array_tasks:
@@ -341,7 +341,7 @@ class JobRecords:
         return record.to_model().of_task(job_id.task) if isinstance(job_id, Task) else record.to_model()
 
     def tasks(self, array_id: int) -> tuple[SlurmJob, ...]:
-        """Return each task of an array that Slurm still knows. Raises `UnknownJob` for an unknown array.
+        """Return the tasks of an array that Slurm still knows, one by one. Raises `UnknownJob` for an unknown array.
 
         Tasks that were cancelled while they shared a record are left out.
         """
@@ -353,21 +353,22 @@ class JobRecords:
         return tuple(found[task].to_model().of_task(task) for task in sorted(found))
 
     def of(self, job_id: int) -> list[SimulatedJob]:
-        """Return all records of a job, or of an array in the order of its tasks; empty for an unknown id."""
+        """Return all records of a job, or of an array in order of task numbers; empty for an unknown id."""
         array = self.arrays.get(job_id)
         if array is not None:
             return sorted(array.records, key=lambda r: r.array_tasks)
         return [self.jobs[job_id]] if job_id in self.jobs else []
 
     def known_of(self, array_id: int) -> list[SimulatedJob]:
-        """Return the records of an array that Slurm still knows, in the order of its tasks; empty for any other id."""
+        """Return the records of an array that Slurm has not dropped, in order of task numbers; empty if the id is no
+        array's."""
         known = self.of(array_id) if array_id in self.arrays else []
         return [record for record in known if record.job_id in self.known]
 
     def named(self, job_id: JobKey) -> list[SimulatedJob]:
         """Return the records that a command with this id changes.
 
-        The id names a job, all tasks of an array, or one task, which then gets its own record.
+        The id is that of a job, of an array (all its tasks), or of one task, which then gets its own record.
         """
         if isinstance(job_id, Task):
             return [self.set_apart(self.get(job_id), job_id.task)]
@@ -382,7 +383,8 @@ class JobRecords:
         return waiting
 
     def set_apart(self, job: SimulatedJob, task: int) -> SimulatedJob:
-        """Give a task its own record with a new id, and return it. The last task of an array keeps the array's id."""
+        """Give a task its own record with a new id, and return it. If it is the only task of its record, nothing
+        changes."""
         array = job.array
         if array is None or len(job.array_tasks) < 2:
             return job

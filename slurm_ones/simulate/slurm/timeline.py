@@ -1,4 +1,4 @@
-"""Virtual time, and how long things take in a simulated cluster."""
+"""Virtual time, and the durations of actions in a simulated cluster."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ EPOCH = 1_700_000_000.0
 
 @dataclass
 class Event:
-    """An action at a time, which can be cancelled."""
+    """Action at a point in time, which can be cancelled."""
 
     time: float
     action: Callable[[], None] | None
 
     def cancel(self) -> None:
-        """Drop the action."""
+        """Drop the action, so that it is not called."""
         self.action = None
 
 
 class Timeline:
-    """A clock that jumps from event to event. Calling the clock returns the time, so it can be used as any `clock`."""
+    """Clock that jumps from event to event. A call returns the present time, so it can be passed as `clock`."""
 
     def __init__(self, start: float = EPOCH) -> None:
         self.now = start
         self.changed = False
-        """Set to True by events that change a job. Callers who wait for a change set it to False before."""
+        """True after an event that changed a job. A caller who waits for a change sets it to False first."""
         self._heap: list[tuple[float, int, Event]] = []
         self._order = itertools.count()
 
@@ -37,18 +37,19 @@ class Timeline:
         return self.now
 
     def at(self, time: float, action: Callable[[], None]) -> Event:
-        """Call `action` at this time, or at once if it is past. Actions at equal times are called in the order of these
-        calls."""
+        """Schedule `action` for this time, or for now if that is past. Actions with equal times are called in the order
+        in which they were scheduled."""
         event = Event(max(time, self.now), action)
         heapq.heappush(self._heap, (event.time, next(self._order), event))
         return event
 
     def after(self, seconds: float, action: Callable[[], None]) -> Event:
-        """Call `action` this many seconds from now."""
+        """Schedule `action` in this many seconds."""
         return self.at(self.now + seconds, action)
 
     def run(self, until: float, *, until_change: bool = False) -> None:
-        """Let time pass to `until`. With `until_change`, stop after the first event that sets `changed`."""
+        """Let time pass up to `until`, and call the actions that are due. With `until_change`, stop after the first
+        event that sets `changed`."""
         while self._heap and self._heap[0][0] <= until:
             time, _, event = heapq.heappop(self._heap)
             if event.action is None:
@@ -62,39 +63,39 @@ class Timeline:
 
 @dataclass(frozen=True)
 class ClusterSettings:
-    """Seconds that things take in a simulated cluster. The defaults are Slurm's own."""
+    """Durations in a simulated cluster, in seconds unless stated otherwise. Defaults for Slurm are Slurm's own."""
 
     requeue_delay_s: float = 121.0
-    """Time from a requeue to the job's next start. Setting the job's earliest start replaces this delay."""
+    """Time from a requeue until the job may start. Setting the job's earliest start replaces this delay."""
     schedule_s: float = 1.0
-    """Time from a change to the next round of Slurm's main scheduling."""
+    """Time from a change in the cluster to the next round of Slurm's main scheduler."""
     backfill_s: float = 30.0
-    """Time between two rounds of Slurm's backfill."""
+    """Time between two rounds of Slurm's backfill scheduler."""
     ending_s: float = 1.0
-    """Time from a job's end until its last processes end, and its GPUs are free."""
+    """Time from a job's end until its last processes have ended and its GPUs are free."""
     min_job_age_s: float = 300.0
     """Time from a job's end until Slurm drops its record."""
     time_limit_s: float = 0.0
-    """Time limit of each job; 0 for no limit. Slurm expects a job without a limit to run for a year."""
+    """Time limit of a job that requests none; 0 for no limit. Slurm expects a job without a limit to run for a year."""
 
     report_s: float = 30.0
-    """Simulated time between two throughput reports of a job. Real jobs report every 2 s, but the companion needs one a
-    tick."""
+    """Time between two throughput reports of a job. Real jobs report every 2 s, but one report per tick suffices for
+    the companion."""
     first_report_s: float = 30.0
     """Time from a run's first step to its first throughput report."""
     checkpoint_s: float = 600.0
-    """Time between two periodic checkpoints of a job. It is the wrapper's default."""
+    """Time between two periodic checkpoints of a job. The default is the wrapper's."""
     stall_s: float = 0.0
-    """Pause of training for each periodic checkpoint. The published studies assume none."""
+    """Pause of training for each periodic checkpoint. Published studies assume none."""
     speed_noise: float = 0.05
     """Standard deviation of the logarithm of a reported throughput."""
     gradient_noise: float = 0.15
     """Standard deviation of the logarithm of a reported gradient noise scale."""
     save: float = 0.1
-    """Share of a resize's time in which the checkpoint is written."""
+    """Share of a resize's duration in which the checkpoint is written."""
     stop: float = 0.1
-    """Share of a resize's time in which the old run's processes end."""
+    """Share of a resize's duration in which the old run's processes end."""
     launch: float = 0.5
-    """Share of a resize's time in which the new run's ranks start. A job's first start takes as long."""
+    """Share of a resize's duration in which the new run's ranks start. A job's first start takes the same time."""
     load: float = 0.3
-    """Share of a resize's time in which the checkpoint is loaded."""
+    """Share of a resize's duration in which the checkpoint is loaded."""

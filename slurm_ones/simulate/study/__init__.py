@@ -1,1 +1,1 @@
-"""Comparison of policies: plans, runs, figures, and their presentation."""
+"""Studies, which compare policies: plans, runs, figures, and their presentation."""

@@ -1,4 +1,4 @@
-"""Figures of a study, their confidence intervals, and the comparison of two policies."""
+"""Figures of a study, their confidence intervals, and the comparison of a policy with the first one."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from slurm_ones.policy.contract import Floats
 from slurm_ones.simulate.outcome import JobOutcome, Outcome
 
 UNFAIR = 1.05
-"""Finish-time fairness ρ above which a job counts as treated unfairly (Themis, NSDI 2020, §3)."""
+"""Finish-time fairness ρ above which a job counts as unfairly treated (Themis, NSDI 2020, §3)."""
 
 
 @dataclass(frozen=True)
 class Metric:
-    """One figure of a study: its JSON key, title, unit and tables."""
+    """One figure of a study: its JSON key, title, unit, meaning and tables."""
 
     key: str
     title: str
@@ -27,50 +27,64 @@ class Metric:
     """Unit: `s`, `ms`, `hours`, `share`, or "" for none."""
     meaning: str
     tables: str = "policies"
-    """Names of the tables that show this metric. `policies` compares policies, `bound` is for `--bound`, and `shares`
-    compares shares of elastic jobs."""
+    """Names of the tables that show this metric: `policies` compares policies, `bound` compares with a lower bound
+    (`--bound`), `shares` compares shares of elastic jobs."""
 
 
 METRICS: tuple[Metric, ...] = (
-    Metric("elastic_jobs", "elastic jobs", "share", "jobs drawn whose curves and length allow it", "shares"),
-    Metric("elastic_hours", "their GPU hours", "share", "of all GPU hours that were recorded", "shares"),
+    Metric(
+        "elastic_jobs",
+        "elastic jobs",
+        "share",
+        "jobs drawn to be elastic that are long enough and have curves",
+        "shares",
+    ),
+    Metric(
+        "elastic_hours", "their GPU hours", "share", "share of the recorded GPU hours that elastic jobs took", "shares"
+    ),
     Metric("mean_jct_s", "mean JCT", "s", "job completion time, submission to end", "policies shares"),
     Metric("median_jct_s", "median JCT", "s", "the job in the middle", "policies shares"),
     Metric("p90_jct_s", "p90 JCT", "s", "nine jobs in ten are done sooner"),
     Metric("p99_jct_s", "p99 JCT", "s", "99 jobs in a hundred are done sooner", "policies shares"),
-    Metric("longest_tenth_jct_s", "longest tenth", "s", "mean JCT of the tenth of the jobs that have most to do"),
+    Metric("longest_tenth_jct_s", "longest tenth", "s", "mean JCT of the tenth of the jobs with the most work"),
     Metric("makespan_s", "makespan", "s", "first submission to last end"),
-    Metric("mean_queueing_s", "queueing", "s", "mean time without GPUs, between resizes too"),
-    Metric("mean_wait_s", "mean wait", "s", "time without GPUs, between resizes too", "shares"),
+    Metric("mean_queueing_s", "queueing", "s", "mean time without GPUs, requeues included"),
+    Metric("mean_wait_s", "mean wait", "s", "time without GPUs, requeues included", "shares"),
     Metric("median_wait_s", "median wait", "s", "of the job in the middle", "shares"),
     Metric("p99_wait_s", "p99 wait", "s", "99 jobs in a hundred wait for less", "shares"),
     Metric("mean_running_s", "running", "s", "mean time holding GPUs"),
-    Metric("gpu_use", "GPU use", "share", "GPU-seconds held over those there were until the last end"),
-    Metric("gpu_hours", "GPU hours", "hours", "held by the jobs that are counted", "shares"),
+    Metric("gpu_use", "GPU use", "share", "GPU-seconds held, divided by those of the cluster until the last end"),
+    Metric("gpu_hours", "GPU hours", "hours", "GPU hours that the counted jobs held", "shares"),
     Metric("gpu_seconds_lost", "GPU-s lost", "s", "GPU-seconds held without training: starts, stops, resizes"),
-    Metric("resizes_per_job", "resizes a job", "", "interruptions after its first start"),
-    Metric("resizes", "resizes an elastic job", "", "starts after its first one, each by a requeue", "shares"),
-    Metric("rigid_jct", "rigid jobs, to 0 %", "", "mean JCT of jobs that stay rigid, over theirs at 0 %", "shares"),
-    Metric("elastic_jct", "elastic jobs, to 0 %", "", "the same of the jobs that are elastic", "shares"),
-    Metric("missed_accuracy", "missed accuracy", "share", "jobs that ended short of their target accuracy, or never"),
-    Metric("worst_unfairness", "worst unfairness", "", "largest JCT over the time alone on its share of the cluster"),
-    Metric("unfair_share", "unfair", "share", f"jobs for which that is above {UNFAIR}"),
-    Metric("deadlines_met", "deadlines met", "share", "of all jobs with a deadline"),
-    Metric("deadlines_promised", "promised", "share", "jobs with a deadline that was promised"),
-    Metric("promises_kept", "promises kept", "share", "of the promised deadlines"),
-    Metric("others_mean_jct_s", "mean JCT, others", "s", "jobs without a deadline, among some with one"),
+    Metric("resizes_per_job", "resizes a job", "", "changes of its GPUs after the first start"),
+    Metric("resizes", "resizes an elastic job", "", "starts after the first, each by a requeue", "shares"),
+    Metric("rigid_jct", "rigid jobs, to 0 %", "", "mean JCT of the rigid jobs, divided by theirs at 0 %", "shares"),
+    Metric("elastic_jct", "elastic jobs, to 0 %", "", "the same for the elastic jobs", "shares"),
+    Metric("missed_accuracy", "missed accuracy", "share", "jobs that ended below their target accuracy, or never"),
+    Metric(
+        "worst_unfairness", "worst unfairness", "", "largest JCT divided by the time on a fair share of the cluster"
+    ),
+    Metric("unfair_share", "unfair", "share", f"jobs for which this ratio is above {UNFAIR}"),
+    Metric("deadlines_met", "deadlines met", "share", "share of the jobs with a deadline"),
+    Metric("deadlines_promised", "promised", "share", "share of the deadlines that were promised"),
+    Metric("promises_kept", "promises kept", "share", "share of the promised deadlines that were met"),
+    Metric("others_mean_jct_s", "mean JCT, others", "s", "jobs without a deadline, if others have one"),
     Metric("decision_s", "decision", "ms", "mean real time of one decision"),
-    Metric("decision_p99_s", "p99 decision", "ms", "its 99th percentile"),
-    Metric("unfinished", "unfinished", "", "jobs that had not ended; their JCT counts up to when it was given up"),
-    Metric("unfinished", "unfinished", "", "jobs that had not ended when the simulation gave up", "shares"),
+    Metric("decision_p99_s", "p99 decision", "ms", "99th percentile of the real time of a decision"),
+    Metric("unfinished", "unfinished", "", "jobs that had not ended; their JCT counts up to the simulation's end"),
+    Metric("unfinished", "unfinished", "", "jobs that had not ended when the simulation was stopped", "shares"),
     Metric("bound_s", "bound", "s", "mean JCT that no schedule can beat (--bound)", "bound"),
-    Metric("over_bound", "mean JCT over the bound", "", "mean JCT over that bound", "bound"),
-    Metric("alone_s", "of it: alone", "s", "mean time of each job alone on the cluster", "bound"),
-    Metric("sharing_s", "of it: sharing", "s", "added by a schedule with fractions of GPUs and without costs", "bound"),
+    Metric("over_bound", "mean JCT over the bound", "", "mean JCT divided by the bound", "bound"),
+    Metric("alone_s", "of it: alone", "s", "mean time of a job with the cluster to itself", "bound"),
+    Metric(
+        "sharing_s", "of it: sharing", "s", "cost of sharing, if GPUs can be divided and changes cost nothing", "bound"
+    ),
     Metric("pauses_s", "of it: pauses", "s", "GPUs held without training, and waits for the first decision", "bound"),
-    Metric("rest_s", "of it: the rest", "s", "whole GPUs, placement, changes that were not worth it, doubt", "bound"),
+    Metric(
+        "rest_s", "of it: the rest", "s", "whole GPUs, placement, changes not worth their cost, uncertainty", "bound"
+    ),
 )
-"""All figures, in the order of the tables' rows."""
+"""All metrics, in the order of the tables' rows."""
 
 
 def metrics_of(*tables: str) -> list[Metric]:
@@ -88,21 +102,23 @@ def end_of(outcome: Outcome) -> float:
 
 
 def completion_times(outcome: Outcome) -> Floats:
-    """Return the JCT of each job in seconds. Jobs that did not end count up to the end of the simulation."""
+    """Return the JCT of each job in seconds. For a job that did not end, it is the time from submission to the end of
+    the simulation."""
     last = end_of(outcome)
     return np.array([(last if job.ended is None else job.ended) - job.submitted for job in outcome.jobs])
 
 
 def unfairness(job: JobOutcome, jct_s: float) -> float:
-    """Return the finish-time fairness ρ, or NaN if it is unknown.
+    """Return the job's finish-time fairness ρ; NaN if its fair time is unknown.
 
-    ρ is the job's JCT divided by the time that the job would take on its fair share of the cluster.
+    ρ is the job's JCT divided by the time that it would take on its fair share of the cluster.
     """
     return jct_s / job.fair_s if math.isfinite(job.fair_s) and job.fair_s > 0 else math.nan
 
 
 def figures(outcome: Outcome, work: Mapping[str, float]) -> dict[str, float]:
-    """Return each metric by its key. `work` is the amount of work of each job, in any unit."""
+    """Return the metrics of an outcome by key. `work` is the amount of work of each job, in any unit; it decides which
+    jobs are the longest."""
     jobs, jct = outcome.jobs, completion_times(outcome)
     begin, end = min(job.submitted for job in jobs), end_of(outcome)
     held = sum(job.gpu_s for job in jobs)
@@ -156,9 +172,10 @@ def _share(values: Iterable[bool]) -> float:
 def share_figures(
     outcome: Outcome, recorded_hours: Mapping[str, float], rigid: Mapping[str, float]
 ) -> dict[str, float]:
-    """Return the metrics of a trace by key.
+    """Return the metrics of a simulated trace by key.
 
-    `recorded_hours` are the recorded GPU-hours of each job. `rigid` is each job's JCT in seconds if no job is elastic.
+    `recorded_hours` are the recorded GPU-hours of each job. `rigid` is each job's JCT, in seconds, in the simulation
+    without elastic jobs.
     """
     jobs = [job for job in outcome.jobs if job.ended is not None]
     elastic = [job for job in jobs if job.elastic]
@@ -181,7 +198,7 @@ def share_figures(
 
 
 def spread(jct: Floats, waits: Floats) -> dict[str, float]:
-    """Return mean, median and 99th percentile of JCTs and waits in seconds; NaN without jobs."""
+    """Return mean, median and 99th percentile of JCTs and of waits, in seconds; NaN without jobs."""
     found = {}
     for key, times in (("jct_s", jct), ("wait_s", np.maximum(waits, 0.0))):
         some = times if len(times) else np.array([math.nan])
@@ -196,7 +213,7 @@ RESAMPLES = 4000
 
 @dataclass(frozen=True)
 class Estimate:
-    """Mean over seeds, and the bounds of its 95 % confidence interval. The bounds are NaN if there is only one seed."""
+    """Mean over seeds, with the bounds of its 95 % confidence interval. With one seed, the bounds are NaN."""
 
     mean: float
     low: float
@@ -212,13 +229,14 @@ class Comparison:
     ratio: Estimate
     """Mean JCT of the policy divided by that of the first policy."""
     p_value: float
-    """P-value of the two-sided Wilcoxon signed-rank test on JCTs (ONES, SC21, §4). NaN if all JCTs are the same."""
+    """P-value of the two-sided Wilcoxon signed-rank test on paired JCTs (as in ONES, SC21, §4); NaN if all pairs are
+    equal."""
     sooner: float
-    """Share of the jobs that end sooner than under the first policy."""
+    """Share of the jobs that end sooner than with the first policy."""
 
 
 def estimate(values: Sequence[float] | Floats) -> Estimate:
-    """Return the mean and its confidence interval, which is a percentile bootstrap."""
+    """Return the mean of the values, with a confidence interval by percentile bootstrap."""
     found = np.array([value for value in values if math.isfinite(value)])
     mean = float(found.mean()) if len(found) else math.nan
     if len(found) < 2:
@@ -234,7 +252,7 @@ def estimate(values: Sequence[float] | Floats) -> Estimate:
 
 
 def compare(jct: Sequence[Floats], first: Sequence[Floats]) -> Comparison:
-    """Compare a policy's JCTs with the first policy's. Both have an array for each seed, and the same jobs."""
+    """Compare a policy's JCTs with the first policy's. Each has an array for each seed; the jobs are the same."""
     means = np.array([float(seed.mean()) for seed in jct])
     others = np.array([float(seed.mean()) for seed in first])
     paired = np.concatenate(list(jct)) - np.concatenate(list(first))
@@ -244,31 +262,31 @@ def compare(jct: Sequence[Floats], first: Sequence[Floats]) -> Comparison:
 
 @dataclass(frozen=True)
 class Bound:
-    """Lower bound of the mean JCT, and two values to compare with, in seconds."""
+    """Lower bound on the mean JCT, and two mean JCTs for comparison, in seconds."""
 
     mean_jct_s: float
     """Mean JCT that no schedule can beat."""
     fluid_mean_jct_s: float
-    """Mean JCT of the fluid schedule. It uses the prices of `ones` with fractions of GPUs, changes without cost, and
-    the true curves."""
+    """Mean JCT of the fluid schedule, an ideal form of `ones`: fractions of GPUs, changes without cost, true curves."""
     alone_mean_jct_s: float
-    """Mean JCT if each job had the whole cluster to itself."""
+    """Mean JCT if each job had the cluster to itself."""
 
 
 def bounds_json(bounds: Mapping[int, Bound]) -> dict[str, Any]:
-    """Return JSON: the values of each seed in `bounds`, and their means in `bound`."""
+    """Return the bounds as JSON: those of each seed under `bounds`, their means under `bound`."""
     each = {seed: asdict(bound) for seed, bound in bounds.items()}
     mean = {key: float(np.mean([bound[key] for bound in each.values()])) for key in asdict(next(iter(bounds.values())))}
     return {"bound": mean, "bounds": [{"seed": seed, **bound} for seed, bound in each.items()]}
 
 
 def against_bound(outcome: Outcome, bound: Bound, interval_s: float) -> dict[str, float]:
-    """Return the mean JCT divided by the bound, and the parts of the mean JCT in seconds per job.
+    """Return the mean JCT divided by the bound, and the four parts of the mean JCT, in seconds per job.
 
-    The first part is the time that a job takes with the whole cluster to itself. The second is the cost of sharing the
-    cluster, in the fluid schedule. The third are pauses: time with GPUs but without training, and the wait for the
-    first decision. The rest has several causes. GPUs cannot be divided, placement matters, some changes are not worth
-    their cost, and policies know and decide imperfectly.
+    - `alone_s`: the time that a job takes with the cluster to itself.
+    - `sharing_s`: the cost of sharing the cluster, in the fluid schedule.
+    - `pauses_s`: time with GPUs but without training, and the wait for the first decision.
+    - `rest_s`: all else. GPUs cannot be divided, placement matters, some changes are not worth their cost, and policies
+      know and decide imperfectly.
     """
     mean = float(completion_times(outcome).mean())
     paused = [job.lost_gpu_s * job.running_s / job.gpu_s if job.gpu_s > 0 else 0.0 for job in outcome.jobs]

@@ -1,6 +1,7 @@
-"""Study that runs as jobs of a site's Slurm. submitit sends its parts as one array; one squeue asks for all of them.
+"""Study whose parts run as jobs of a site's Slurm. submitit sends the parts as a job array, and one squeue shows the
+state of all.
 
-All state is in files and in the queue. If the command is killed, the same command is started again. It takes the
+All state is in files and in the queue. If the command is killed, the same command continues the study: it takes the
 results that exist, finds waiting and running jobs by name, and sends the other parts.
 """
 
@@ -37,9 +38,9 @@ from slurm_ones.slurm.command import CommandClient, error_of, with_retries
 from slurm_ones.slurm.model import ENDED, JobState
 
 TRIES = 3
-"""Most attempts of one command to run a part of a study."""
+"""Largest number of attempts to run a part, within one command."""
 MOST_TASKS = 500
-"""Most parts in one job array. Slurm allows about 1,000 by default."""
+"""Largest number of parts in one job array. By default Slurm allows about 1,000 tasks."""
 USUAL_MIN = 120
 """Time limit of a part in minutes, if `--sbatch` sets none."""
 SAME_AGAIN = {
@@ -48,20 +49,20 @@ SAME_AGAIN = {
     JobState.CANCELLED: "somebody cancelled it",
     JobState.DEADLINE: "Slurm ended it at its deadline",
 }
-"""End states that would come again at the next attempt, each with the reason that the user is shown."""
+"""End states after which another attempt would end the same way, with the reason shown to the user."""
 LEADS_TO_SLURM = ("SLURM_CONF", "SLURM_JWT")
-"""Slurm variables that are kept in the environment. The others belong to the Slurm job in which the command itself may
-run."""
+"""Slurm variables that are kept in the environment. All others are those of the Slurm job in which the command itself
+may run."""
 
 _UNSENT = re.compile(r"[0-9a-f]{32}\.pkl|\.submission_file_[0-9a-f]{32}\.sh")
-"""Names of files that submitit leaves if Slurm refuses jobs. For accepted jobs, file names have the job's id."""
+"""Names of the files that submitit leaves if Slurm refuses its jobs. Names of other files contain a job id."""
 
 SentAs = tuple[str, int]
-"""Name of the array with which a part was sent, and the part's index in it."""
+"""Name of the job array with which a part was sent, and the part's index in the array."""
 
 
 class SeenJob(NamedTuple):
-    """A part's job, as squeue shows it."""
+    """Job that runs a part, as squeue shows it."""
 
     state: JobState
     job: str
@@ -69,10 +70,10 @@ class SeenJob(NamedTuple):
 
 
 class StudyJobs:
-    """Access to a study's jobs in the site's Slurm. `folder` must have the same path on all nodes."""
+    """Access to the jobs of a study in the site's Slurm. All nodes must see `folder` at the same path."""
 
     def __init__(self, folder: Path, options: Mapping[str, str | bool]) -> None:
-        """Write scripts and logs into `folder`. Raises `BadInput` if submitit is missing."""
+        """Use `folder` for scripts and logs, and `options` for sbatch. Raises `BadInput` if submitit is missing."""
         if importlib.util.find_spec("submitit") is None:
             raise BadInput("--executor slurm needs submitit: pip install 'slurm-ones[studies]'")
         self._folder, self._options = folder, options
@@ -80,9 +81,9 @@ class StudyJobs:
             self._client = CommandClient()
 
     def submit(self, name: str, calls: Sequence[Callable[[], None]]) -> str:
-        """Submit a job array with one task for each call, and return a text such as "job 123".
+        """Submit a job array with a task for each call, and return a text such as "job 123".
 
-        Raises `Unreachable` if Slurm may have accepted the array, and another `SlurmError` if it did not.
+        Raises `Unreachable` if Slurm may have accepted the array, and another `SlurmError` if Slurm did not.
         """
         import submitit
         from submitit.core.utils import FailedJobError, FailedSubmissionError
@@ -111,7 +112,7 @@ class StudyJobs:
         return f"job {jobs[0].job_id.partition('_')[0]}"
 
     def states(self, names: Collection[str]) -> Mapping[SentAs, SeenJob]:
-        """Return the jobs in arrays of these names, as far as Slurm still knows them."""
+        """Return the jobs in the arrays of these names that Slurm still knows."""
         command = ["squeue", "--noheader", "--array", "--states=all", *_mine(names), "-o", "%F|%K|%T|%j"]
         found = {}
         for line in with_retries(lambda: self._client.run(command)).splitlines():
@@ -122,22 +123,22 @@ class StudyJobs:
         return found
 
     def cancelling(self, names: Collection[str]) -> str:
-        """Return the command by which the user can cancel the jobs of these names."""
+        """Return the shell command that cancels this user's jobs of these names."""
         return " ".join(["scancel", *_mine(names)])
 
 
 def _mine(names: Collection[str]) -> list[str]:
-    """Return squeue's options for this user's jobs of these names.
+    """Return the options of squeue and scancel for this user's jobs of these names.
 
-    The options name the user, because squeue would otherwise use LOGNAME. If that were another user, no job would be
-    found, and all parts would be sent again.
+    They name the user, because squeue would otherwise use LOGNAME. If that were another user, no job would be found,
+    and all parts would be sent again.
     """
     return [f"--user={pwd.getpwuid(os.geteuid()).pw_name}", f"--name={','.join(sorted(names))}"]
 
 
 @contextlib.contextmanager
 def _outside_of_jobs() -> Iterator[None]:
-    """Context without the environment variables of Slurm and sbatch, which would override options."""
+    """Context without the Slurm and sbatch variables of the environment, which would override options."""
     words = ("SLURM_", "SBATCH_")
     hidden = {k: v for k, v in os.environ.items() if k.startswith(words) and k not in LEADS_TO_SLURM}
     for name in hidden:
@@ -150,37 +151,38 @@ def _outside_of_jobs() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Waits:
-    """Intervals in seconds at which a study checks files and Slurm."""
+    """Intervals, in seconds, at which a study looks for results in files and queries Slurm."""
 
     files_s: float = 1.0
     first_s: float = 2.0
-    """Interval between queries to Slurm just after a job's state has changed."""
+    """Interval between queries to Slurm right after a job's state has changed."""
     most_s: float = 60.0
     """Longest interval between queries to Slurm. Sites ask users not to query more often than once a minute."""
     late_s: float = 60.0
-    """Longest time from a job's end until a network file system shows its result."""
+    """Longest time from a job's end until its result is visible on a network file system."""
 
 
 @dataclass
 class _Open:
     part: StudyPart
     sent: SentAs | None = None
-    """Array and index of the job that runs the part; None while none does."""
+    """Array and index of the job that runs the part; None if there is no such job."""
     seen: SeenJob | None = None
     ended_at: float | None = None
     tries: int = 0
 
 
 class StudyQueue:
-    """Queue of the parts of a study that still have to run. The caller must hold `folder.locked()`.
+    """Parts of a study that still have no result, and the loop that runs them as jobs. The caller must hold
+    `folder.locked()`.
 
-    `say` is called with sentences for the user.
+    `say` is called with each sentence for the user.
     """
 
     def __init__(
         self, plan: StudyPlan, folder: StudyFolder, site: StudyJobs, say: Callable[[str], None], waits: Waits = Waits()
     ) -> None:
-        """Read the results that exist, and find the jobs that wait or run. Raises `SlurmError`."""
+        """Read the existing results, and find waiting and running jobs of the study. Raises `SlurmError`."""
         self._plan, self._folder, self._site, self._say, self._waits = plan, folder, site, say, waits
         self._all = parts_of(plan)
         self._at_once, self._not_before = MOST_TASKS, 0.0
@@ -216,9 +218,9 @@ class StudyQueue:
         return {one.sent[0] for one in self._sent if one.sent is not None}
 
     def run(self, on_progress: OnProgress) -> list[StudyRun]:
-        """Run all parts and return their runs. A part that failed too often has a run with an error.
+        """Run all parts, and return their runs. A part that failed too often gets a run with an error.
 
-        Raises `SlurmError` if Slurm accepts no job.
+        Raises `SlurmError` if Slurm refuses jobs while none of the study waits or runs.
         """
         pause_s, ask_at = self._waits.first_s, 0.0
         try:
@@ -235,14 +237,15 @@ class StudyQueue:
         except (KeyboardInterrupt, SlurmError):
             if names := self._names():
                 self._say(
-                    f"{len(self._sent)} parts still wait or run; the same command goes on with them. To cancel them: "
+                    f"{len(self._sent)} parts still wait or run; the same command continues with them. To cancel them: "
                     f"{self._site.cancelling(names)}"
                 )
             raise
         return [self._runs[part.key] for part in self._all]
 
     def _send(self) -> bool:
-        """Send all parts that are due. If Slurm refuses, send fewer at a time. Return True if there were any."""
+        """Send all parts that have no job. If Slurm refuses them, send fewer at a time. Return True if any part was
+        due."""
         todo = [one for one in self._open.values() if one.sent is None]
         if not todo or time.monotonic() < self._not_before:
             return False
@@ -255,7 +258,7 @@ class StudyQueue:
                 self._say(f"{len(some)} parts sent as {self._site.submit(name, calls)}, named {name}")
             except Unreachable as error:
                 # They may be there: the next question finds them by their name, or they count as failed once.
-                self._say(f"{error}; looking whether the jobs named {name} are there")
+                self._say(f"{error}; checking whether Slurm has the jobs named {name}")
             except SlurmError as error:
                 self._folder.drop_sent(name)
                 if len(some) > 1:
@@ -272,7 +275,7 @@ class StudyQueue:
         return True
 
     def _collect(self, on_progress: OnProgress) -> None:
-        """Collect new results, and report the progress of the other parts."""
+        """Take new results from files, and report the progress of the other parts."""
         for one in list(self._open.values()):
             run = self._folder.result(one.part)
             if run is not None:
@@ -283,7 +286,7 @@ class StudyQueue:
                 on_progress(progress)
 
     def _ask(self, on_progress: OnProgress) -> bool:
-        """Query Slurm for the jobs; return True if a job's state has changed."""
+        """Query Slurm for the state of the jobs. Return True if the state of any has changed."""
         try:
             found = self._site.states(self._names())
         except SlurmError as error:
@@ -309,19 +312,19 @@ class StudyQueue:
         return changed
 
     def _fail(self, one: _Open, seen: SeenJob | None, on_progress: OnProgress) -> None:
-        """Handle a part whose job ended without a result: send it again, or give up. `seen` is None if Slurm dropped
-        the job."""
+        """Send a part again, or give up, because its job ended without a result. `seen` is None if Slurm no longer
+        knows the job."""
         same_again = SAME_AGAIN.get(seen.state, "") if seen is not None else ""
         if seen is None:
-            job = f"job {one.seen.job}" if one.seen is not None else f"its job, named {one.sent and one.sent[0]},"
-            why = f"Slurm knows {job} no more; logs: {self._folder.jobs}"
+            job = f"job {one.seen.job}" if one.seen is not None else f"its job, named {one.sent and one.sent[0]}"
+            why = f"Slurm no longer knows {job}; logs: {self._folder.jobs}"
             # Slurm remembers a job that ran for some minutes, and an array's waiting tasks not at all.
             if one.seen is not None and one.seen.state is JobState.PENDING:
                 same_again = SAME_AGAIN[JobState.CANCELLED]
         else:
             why = f"job {seen.job} ended without a result ({seen.state.value}); log: {seen.log}"
             if not seen.log.exists():
-                why += " is not there: do the nodes see this directory (--directory)?"
+                why += " does not exist: do the nodes see this directory (--directory)?"
         one.sent, one.ended_at, one.tries = None, None, one.tries + 1
         if one.tries < TRIES and not same_again:
             self._say(f"{one.part.label}: {why}; sent again, try {one.tries + 1} of {TRIES}")

@@ -1,4 +1,5 @@
-"""Plan of a study: which contenders run on which work and cluster. It is plain data, checked before anything runs."""
+"""Plan of a study: the contenders, the workload and the cluster. It is plain data, which is checked before anything
+runs."""
 
 from __future__ import annotations
 
@@ -26,48 +27,46 @@ from slurm_ones.simulate.workloads.profiles import Workload, check_fits, read_pr
 from slurm_ones.text import seconds
 
 VARIANT = re.compile(r"-[a-h]$")
-"""Pattern of the suffix in names such as `bert-glue-a`, which are variants of one kind of job."""
+"""Pattern of the suffix in application names such as `bert-glue-a`, a variant of the kind `bert-glue`."""
 
 
 @dataclass(frozen=True)
 class Contender:
-    """A policy with its options, and the label that stands for it in tables."""
+    """One column of a study: a policy with its options, and the label under which tables show it."""
 
     label: str
     policy: str
     options: Mapping[str, Any] = field(default_factory=dict)
     elastic: float | None = None
-    """Share of a trace's jobs that are elastic. None if the work is not a trace."""
+    """Share of a trace's jobs that are elastic; None if the workload is not a trace."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """Origin of a study's work: one of the `MIXES`, or a workload file with a folder of profiles."""
+    """Source of a study's workload: one of the `MIXES`, or a workload file with a folder of profiles."""
 
     table: ClassVar[str] = "policies"
-    """Name of the table that compares the contenders (`figures.Metric.tables`)."""
+    """Name of the table that compares the contenders, as in `figures.Metric.tables`."""
 
     workload: str
     profiles: Path | None = None
     jobs: int | None = None
-    """Number of jobs, from the beginning of a file. None means all jobs of a file, or the default number of a mix."""
+    """Number of jobs: the first ones of a file. None means all jobs of a file, or a mix's default number."""
     load: float = 1.0
     arrivals: Arrivals | None = None
     hours: float | None = None
     rigid: float = 0.0
     deadlines: float = 0.0
-    """Share of jobs with a deadline."""
+    """Share of the jobs that have a deadline."""
 
     def load_workload(self, seed: int, gpus: int, per_node: int, elastic: float | None = None) -> Workload:
-        """Return the work of one seed. Raises `BadInput`.
+        """Return the workload for one seed. Raises `BadInput`.
 
-        A file has the same work for all seeds. `elastic` is used by traces only.
+        The workload of a file is the same for all seeds, except for deadlines. `elastic` is used for traces only.
         """
         if self.workload in MIXES:
             if self.profiles is not None:
-                raise BadInput(
-                    f"--profiles: for a workload from a file; the applications of {self.workload} are our own"
-                )
+                raise BadInput(f"--profiles: only for a workload from a file; {self.workload} has its own applications")
             options = {name: value for name, value in vars(self).items() if name not in ("workload", "profiles")}
             return generate(self.workload, seed=seed, gpus=gpus, gpus_per_node=per_node, **options)
         path = Path(self.workload)
@@ -79,8 +78,8 @@ class Source:
             raise BadInput(f"{path}: the profiles of its applications are needed (--profiles DIR)")
         if self.arrivals is not None or self.hours is not None or self.rigid:
             raise BadInput(
-                f"{path}: when its jobs arrive and which are rigid is in the file: --arrivals, "
-                "--hours and --rigid are for generated workloads"
+                f"{path}: the file states when jobs arrive and which are rigid; --arrivals, --hours and --rigid are "
+                "for generated workloads"
             )
         if not 0 < self.load < math.inf or (self.jobs is not None and self.jobs < 1):
             raise BadInput(f"{path}: load {self.load} and jobs {self.jobs} must be above 0")
@@ -92,26 +91,26 @@ class Source:
         return replace(found, submissions=scaled)
 
     def counted(self, outcome: Outcome) -> Outcome:
-        """Return the outcome reduced to the jobs that the study counts."""
+        """Return the outcome with only those jobs that the study's figures include."""
         return outcome
 
     def figures(self, outcome: Outcome, work: Mapping[str, float], first: Outcome | None) -> dict[str, float]:
         """Return the metrics by key. `work` is the amount of work of each job, in any unit; `first` is the first
-        contender's outcome."""
+        contender's outcome with the same seed."""
         return figures(outcome, work)
 
     def kind(self, job: JobOutcome) -> str:
-        """Return the kind of a job. Plots give all jobs of a kind the same colour."""
+        """Return the kind of a job, which determines its colour in plots."""
         return VARIANT.sub("", job.application) if self.workload in MIXES else job.application
 
     def described(self) -> dict[str, Any]:
-        """Return the options of the work, as JSON."""
+        """Return the options of the workload, for JSON."""
         return {**asdict(self), "profiles": str(self.profiles) if self.profiles else None}
 
 
 @dataclass(frozen=True)
 class StudyPlan:
-    """Contenders, seeds, cluster and engine of a study, as plain data that other processes can unpickle."""
+    """Contenders, seeds, cluster and engine of a study, as plain data that can be pickled for other processes."""
 
     source: Source
     contenders: tuple[Contender, ...]
@@ -121,17 +120,18 @@ class StudyPlan:
     mechanism: Mechanism = field(default_factory=Requeue)
     """Mechanism by which jobs are resized, and its costs."""
     idealized: bool = False
-    """True to simulate under the assumptions of published studies. False to run the companion on a simulated Slurm."""
+    """True to simulate with an oracle, under the assumptions of published studies; False to run the companion."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Companion settings that differ from the simulation's defaults. If they name a `database`, each run is a cluster
-    in it."""
+    """Companion settings that differ from the simulation's defaults. With a `database`, all runs are recorded in it,
+    each as a cluster of its own."""
 
     def with_database(self, url: str) -> StudyPlan:
-        """Return the plan with its runs recorded in a new job database. Raises `BadInput` if there already is one."""
+        """Return the plan with a new job database, in which its runs are recorded. Raises `BadInput` if the database
+        already exists."""
         if not url:
             return self
         if self.idealized:
-            raise BadInput("--database: the companion fills it; --idealized does without it")
+            raise BadInput("--database: only the companion fills it, and --idealized runs without the companion")
         if migrate.current(url) is not None:
             raise BadInput(f"--database: there is a database of jobs in {backend_of(url).place}; name a new one")
         migrate.upgrade(url)
@@ -143,19 +143,19 @@ class StudyPlan:
         return {**self.settings, **own}
 
     def seeds_of(self, contender: Contender) -> tuple[int, ...]:
-        """Return the seeds of a contender. Without elastic jobs all seeds give the same result, so there is only the
-        first."""
+        """Return the seeds with which a contender runs. A contender without elastic jobs has only the first, because
+        all seeds give the same result."""
         return self.seeds[:1] if contender.elastic == 0 else self.seeds
 
     def runs(self) -> Iterator[tuple[Contender, int]]:
-        """Yield each contender with each of its seeds, in the order of the seeds."""
+        """Yield the pairs of contender and seed to run, in order of seeds."""
         for seed in self.seeds:
             for contender in self.contenders:
                 if seed in self.seeds_of(contender):
                     yield contender, seed
 
     def description(self) -> dict[str, str]:
-        """Return sentences that describe the plan, by topic."""
+        """Return short texts that describe the plan, by topic."""
         one, jobs = len(self.seeds) == 1, len(self.workload(self.seeds[0]).submissions)
         cluster = self.cluster
         found = {
@@ -179,7 +179,8 @@ class StudyPlan:
         return found
 
     def workload(self, seed: int, contender: Contender | None = None) -> Workload:
-        """Return the work of a contender with this seed. Raises `BadInput`, also if a job does not fit the cluster."""
+        """Return the workload of a contender for this seed. Raises `BadInput`, also if a job does not fit on the
+        cluster."""
         elastic = contender.elastic if contender is not None else None
         found = self.source.load_workload(seed, self.cluster.gpus, self.cluster.least_node, elastic)
         check_fits(found, self.cluster.gpus)
@@ -213,6 +214,6 @@ def _cost(mechanism: Mechanism) -> str:
         return "as measured of each application" if mechanism.seconds is None else seconds(mechanism.seconds)
     hot = mechanism
     return (
-        f"{hot.pause_s:g} s and its state at {hot.bytes_per_s / 1e6:g} MB/s where it grows, {hot.shrink_pause_s:g} s "
-        f"where it shrinks (hot); a new block prepares for {seconds(hot.launch_s)}"
+        f"{hot.pause_s:g} s and its state at {hot.bytes_per_s / 1e6:g} MB/s if it grows, {hot.shrink_pause_s:g} s "
+        f"if it shrinks (hot); a new block prepares for {seconds(hot.launch_s)}"
     )

@@ -1,4 +1,4 @@
-"""Presentation of a study's results as tables, JSON, CSV and page; for a trace also as sentences."""
+"""Presentation of a study's results: tables, JSON, CSV and a page; for a trace also sentences."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from slurm_ones.simulate.workloads.trace import Trace
 from slurm_ones.text import seconds
 
 UNITS = {"s": ", s", "ms": ", ms", "share": ", %"}
-"""Text for each unit that is added to the titles of rows, in a comparison of policies."""
+"""Text that is added to a row's title for each unit, in a comparison of policies."""
 
 
 def value(found: float, unit: str) -> str:
-    """Format a figure for a comparison of policies. Its unit is left out, because the row's title has it."""
+    """Format a figure without its unit, for a comparison of policies, whose row titles have the unit."""
     if not math.isfinite(found):
         return "–"
     if unit == "s":
@@ -64,19 +64,19 @@ def probability(p: float) -> str:
 
 @dataclass(frozen=True)
 class TableRow:
-    """Row of a study's table: its title, and a figure for each contender."""
+    """Row of a study's table: a title, and a figure for each contender."""
 
     title: str
     cells: Sequence[tuple[str, str]]
-    """Mean and interval of each contender, as texts. An interval is empty if it is unknown or has no width."""
+    """(mean, interval) of each contender, as texts. The interval is empty if it is unknown or has no width."""
     recorded: str = ""
-    """The same figure as the trace recorded it, as text."""
+    """The figure as recorded in the trace, as text."""
 
 
 def rows(
     plan: StudyPlan, summaries: Sequence[ContenderSummary], recorded: Mapping[str, float] | None = None
 ) -> list[TableRow]:
-    """Return a row for each metric of any contender, then the rows that compare each policy with the first."""
+    """Return a row for each metric that any contender has, then rows that compare each policy with the first."""
     shares = plan.source.table == "shares"
     found = []
     for metric in metrics_of(plan.source.table, "bound"):
@@ -102,9 +102,9 @@ def rows(
 
 
 def _cell(summary: ContenderSummary, metric: Metric, shares: bool) -> tuple[str, str]:
-    """Return the mean as text, with its 95 % confidence interval.
+    """Return the mean and its 95 % confidence interval, as texts.
 
-    A study of elasticity has few seeds; there the interval is from the lowest to the highest value.
+    A study of elasticity has few seeds. Its interval is from the lowest to the highest value of a seed.
     """
     if not shares:
         return estimated(summary.metrics.get(metric.key), metric.unit)
@@ -117,7 +117,7 @@ def _cell(summary: ContenderSummary, metric: Metric, shares: bool) -> tuple[str,
 
 
 def estimated(found: Estimate | None, unit: str) -> tuple[str, str]:
-    """Format a mean and its interval."""
+    """Return a mean and its interval, as texts."""
     if found is None or not math.isfinite(found.mean):
         return "–", ""
     if not math.isfinite(found.low) or found.low == found.high:
@@ -131,9 +131,9 @@ def as_json(
     runs: Sequence[StudyRun],
     bounds: Mapping[int, Bound] = NO_BOUNDS,
 ) -> dict[str, Any]:
-    """Return the plan and all results as JSON.
+    """Return the plan and all results, for JSON.
 
-    The key of a mean over seeds is the metric's name. Intervals are under "intervals".
+    Means over seeds have the metric's name as key. Their intervals are under "intervals".
     """
     mechanism = plan.mechanism
     policies = {
@@ -181,7 +181,7 @@ def as_json(
 
 
 def finite(found: Any) -> Any:
-    """Replace infinite numbers and NaN by None at any depth, since JSON has neither."""
+    """Replace infinite numbers and NaN, at any depth, by None, since JSON has neither."""
     if isinstance(found, float):
         return found if math.isfinite(found) else None
     if isinstance(found, dict):
@@ -190,7 +190,7 @@ def finite(found: Any) -> Any:
 
 
 def as_csv(summaries: Sequence[ContenderSummary]) -> str:
-    """Return CSV with a line for each figure of each policy: its mean over seeds, and the interval."""
+    """Return CSV with a line for each metric of each policy: its mean over seeds, and the interval."""
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     table.writerow(("policy", "figure", "mean", "low", "high"))
@@ -202,7 +202,7 @@ def as_csv(summaries: Sequence[ContenderSummary]) -> str:
 
 
 def page(plan: StudyPlan, summaries: Sequence[ContenderSummary]) -> dict[str, Any]:
-    """Return the values for the template `study.html`, without pictures."""
+    """Return the values of the template `study.html`, except the pictures."""
     return {
         "title": f"Policies compared: {plan.source.workload}",
         "run": plan.description(),
@@ -218,9 +218,9 @@ def page(plan: StudyPlan, summaries: Sequence[ContenderSummary]) -> dict[str, An
 
 
 def pictures(plan: StudyPlan, runs: Sequence[StudyRun]) -> dict[str, Any]:
-    """Return the pictures of the page by name; empty if the first seed has no run.
+    """Return the pictures of the page, by name; empty if no run of the first seed succeeded.
 
-    "jct" shows the completion times of all seeds. "gpus" (by contender) and "goodput" show the first seed.
+    "jct" shows the completion times of all seeds. "gpus" (by contender) and "goodput" show the first seed only.
     """
     from slurm_ones.show.pictures import gpus_over_time, lines, thinned
 
@@ -249,7 +249,7 @@ def pictures(plan: StudyPlan, runs: Sequence[StudyRun]) -> dict[str, Any]:
 
 
 def _timeline(plan: StudyPlan, outcome: Outcome) -> list[TimelineRow]:
-    """Return the outcome's segments as rows of a timeline. The kind of a job is put in place of its partition."""
+    """Return the outcome's segments as rows of a timeline, with the kind of each job as its partition."""
     kinds = {job.name: plan.source.kind(job) for job in outcome.jobs}
     numbers = {name: number for number, name in enumerate(kinds, 1)}
     of_cluster = plan.cluster.gpus
@@ -260,17 +260,18 @@ def _timeline(plan: StudyPlan, outcome: Outcome) -> list[TimelineRow]:
 
 
 FAR = 2.0
-"""Factor between recorded and simulated mean wait, either way, from which on a trace counts as badly reproduced."""
+"""Ratio of recorded and simulated mean wait, either way, above which a trace can count as badly reproduced."""
 FAR_S = 60.0
-"""Difference in seconds between recorded and simulated mean wait, above which a trace can count as badly reproduced."""
+"""Difference of recorded and simulated mean wait, in seconds, above which a trace can count as badly reproduced. Both
+limits must be exceeded."""
 MOST_LISTED = 1000
-"""Largest number of jobs whose curves the page lists."""
+"""Largest number of jobs whose applications the page lists."""
 RIGID = "stays rigid"
 
 
 @dataclass(frozen=True)
 class ElasticityStudy:
-    """Study that simulates a stretch of a trace with growing shares of elastic jobs, and its results."""
+    """Study of a stretch of a trace with growing shares of elastic jobs, and its results."""
 
     trace: Trace
     stretch: Stretch
@@ -280,7 +281,7 @@ class ElasticityStudy:
     runs: Sequence[StudyRun]
 
     def verdict(self) -> list[str]:
-        """Return sentences for an admin: what each share of elastic jobs gains and costs, and how sure that is."""
+        """Return sentences for an admin: what each share of elastic jobs changes, and whether the seeds agree."""
         none, *others = self.summaries
         found = []
         for one in others:
@@ -290,7 +291,9 @@ class ElasticityStudy:
             undecided = "; the seeds do not agree on whether it is shorter" if min(jct) < 0 < max(jct) else ""
             missing = max(each["unfinished"] for summary in (none, one) for each in summary.each.values())
             if missing:
-                undecided += f"; up to {missing:.0f} jobs had not ended when the simulation gave up, and do not count"
+                undecided += (
+                    f"; up to {missing:.0f} jobs had not ended when the simulation was stopped, and do not count"
+                )
             found.append(
                 f"With {one.label} of the jobs elastic the mean JCT changes by {_between(jct)}, and the GPU hours that "
                 f"jobs hold by {_between(hours)}{undecided}{'; one seed only' if len(jct) == 1 else ''}."
@@ -298,81 +301,78 @@ class ElasticityStudy:
         return found
 
     def fidelity(self) -> str:
-        """Return a sentence that compares the recorded waits with those simulated without elastic jobs."""
+        """Return sentences that compare recorded waits with simulated waits without elastic jobs."""
         each = list(self.summaries[0].each.values())
         if not each:
             return ""
         was = recorded(self.stretch).get("mean_wait_s")
         if was is None:
             return (
-                "The trace records no starts, so that the simulated waits at 0 % cannot be compared with real ones: "
-                "take the differences between the shares as a hint, and no figure for itself."
+                "The trace records no starts, so the simulated waits at 0 % cannot be compared with real ones. "
+                "Use only the differences between the shares, and only as a hint."
             )
         now = each[0]["mean_wait_s"]
         if math.isnan(now):
-            return (
-                "No job had ended when the simulation gave up, so that nothing can be compared with what was recorded."
-            )
+            return "No job had ended when the simulation was stopped, so nothing can be compared with the trace."
         text = (
-            f"Recorded, jobs waited for {seconds(was)} on average; simulated with no elastic job, for {seconds(now)}."
+            f"On average jobs waited for {seconds(was)} in the trace, and for {seconds(now)} in the simulation without "
+            "elastic jobs."
         )
         if max(was, now) > FAR * min(was, now) and abs(was - now) > FAR_S:
             return text + (
-                " That is far from this cluster: priorities, reservations, other partitions, nodes that were down or "
-                "jobs that are missing in the trace are not simulated. Do not take the figures below for those of your "
-                "cluster."
+                " So the simulation is far from your cluster. Priorities, reservations, other partitions, nodes that "
+                "were down and jobs that are missing in the trace are not simulated. Do not expect the figures below "
+                "on your cluster."
             )
-        return text + " The simulation is near this cluster in that."
+        return text + " In its waits the simulation is close to your cluster."
 
     def assumptions(self) -> list[str]:
-        """Return sentences on what the study assumes."""
+        """Return sentences that state the study's assumptions."""
         s = self.stretch
         cluster = f"{s.nodes} nodes of {s.gpus_per_node} GPUs"
-        cluster += ", as named; jobs" if s.given else ", since jobs"
-        cluster += f" held {s.most_held} at once at most, by the trace"
+        cluster += ", as named. Jobs" if s.given else ", because jobs"
+        cluster += f" of the trace held at most {s.most_held} GPUs at one time"
         kind = (
             "measured profiles"
             if self.curves.measured
-            else "the package's own catalogue, by round figures that nobody measured"
+            else "the package's own catalogue, with round figures that were not measured"
         )
         sampled = "" if s.sample >= 1 else f" that a sample of {100 * s.sample:g} % left"
         jobs = f"{len(s.jobs)} of the {s.of_all} jobs with GPUs{sampled}"
         if len(s.jobs) + s.left_out < s.of_all:
-            jobs += (
-                ", those that follow each other in the stretch whose load is the median of all stretches of that many"
-            )
+            jobs += ", all those of one stretch, whose load is the median of all stretches with as many jobs"
         return [
-            f"Cluster: one partition of {cluster}. Limits of users, accounts and reservations are not there.",
+            f"Cluster: one partition of {cluster}. There are no limits of users or accounts, and no reservations.",
             f"Jobs: {jobs}. They are submitted within {seconds(s.hours * 3600)}.",
             *([f"{s.left_out} jobs asked for more GPUs than the cluster has, and are left out."] if s.left_out else []),
-            f"{len(s.before)} earlier jobs that still ran or waited are there when the first one comes. They are not "
-            f"counted, and stay for at most {PATIENCE:g} times as long as the counted ones take.",
-            "A job that is not elastic comes when it came, asks for what it asked for, and holds it for as long as it "
-            "did: whether it then ended well, failed or was cancelled.",
-            "Slurm starts jobs in the order of their submission, with backfill by time limits. If none was recorded, "
-            f"the limit is the time that the job ran. {SLACK_S:g} s are added to each.",
-            f"Curves of speed and efficiency are those of {kind}; {len(self.curves.applications)} applications.",
+            f"{len(s.before)} earlier jobs still run or wait when the first job is submitted. They are not counted, "
+            f"and run for at most {PATIENCE:g} times as long as the counted jobs are expected to take together.",
+            "A rigid job is submitted at its recorded time with its recorded request. It holds its GPUs for the "
+            "recorded run time, even if it failed or was cancelled.",
+            "Slurm starts jobs in the order of their submission, with backfill by time limits. If no limit was "
+            f"recorded, it is the job's run time. {SLACK_S:g} s are added to each limit.",
+            f"Curves of speed and efficiency are from {kind} ({len(self.curves.applications)} applications).",
             *RULE,
-            "An elastic job may run on one GPU up to what its application can use, and has no time limit.",
-            f"A resize is a checkpoint and a requeue that stop the job for {RESIZE_S:g} s; a start costs half of that "
-            "besides what was recorded.",
-            f"The companion itself decides by the policy ones every {seconds(self.plan.interval_s)}, with its default "
-            "settings; Slurm below it, the jobs and their reports are simulated.",
+            "An elastic job may run on one GPU up to the most that its application can use, and has no time limit.",
+            f"A resize by checkpoint and requeue pauses the job for {RESIZE_S:g} s. A start takes half of that in "
+            "addition to the recorded time.",
+            f"The real companion decides every {seconds(self.plan.interval_s)}, with the policy ones and its default "
+            "settings. Slurm, the jobs and their reports are simulated.",
             *self.trace.notes,
         ]
 
     def picks(self) -> list[list[str]]:
-        """Return, for each job, its application with each seed, if all jobs are elastic."""
+        """Return, for each job, the application that it gets with each seed if all jobs are elastic."""
         each = [picked(self.stretch, self.curves, 1.0, seed) for seed in self.plan.seeds]
         return [[pick or RIGID for pick in picks] for picks in zip(*each, strict=True)]
 
     def listed(self) -> list[tuple[str, int, str, list[str]]]:
-        """Return name, GPUs, run time and applications (one for each seed) of the jobs that the page lists."""
+        """Return name, GPUs, run time and applications (one for each seed) of each job that the page lists."""
         jobs = self.stretch.jobs[:MOST_LISTED]
         return [(job.name, job.gpus, seconds(job.run_s), picks) for job, picks in zip(jobs, self.picks(), strict=False)]
 
     def as_json(self) -> dict[str, Any]:
-        """Return all figures and their assumptions as JSON."""
+        """Return all results and the study's assumptions, for JSON."""
         s = self.stretch
         left_out = dict(self.trace.left_out)
         curves = [
@@ -389,7 +389,7 @@ class ElasticityStudy:
         }
 
     def page(self) -> dict[str, Any]:
-        """Return the values for the template `study.html`, without pictures."""
+        """Return the values of the template `study.html`, except the pictures."""
         by_seed = [
             [seed, *(value_and_unit(one.each.get(seed, {}).get("mean_jct_s", math.nan), "s") for one in self.summaries)]
             for seed in self.plan.seeds

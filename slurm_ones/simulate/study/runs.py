@@ -1,7 +1,7 @@
-"""Runs of a study: each contender on the work of each seed, in parallel processes. Results are kept in a directory.
+"""Runs of a study: each contender with each seed, in parallel processes. Results are kept in a directory.
 
-Each result is a file. Its name is a digest of all that the result depends on: plan, contender, seed, workload files,
-code and numerical libraries. If one of these changes, the part is run again.
+Each result is a file, named by a digest of all that the result depends on: plan, contender, seed, workload files, code
+and numerical libraries. If one of these changes, the part is run again.
 """
 
 from __future__ import annotations
@@ -42,27 +42,27 @@ from slurm_ones.simulate.study.plan import Contender, StudyPlan
 from slurm_ones.simulate.workloads.generate import undisturbed_s
 
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-"""Environment variables by which numerical libraries limit their threads."""
+"""Environment variables that limit the threads of numerical libraries."""
 FORMAT = 3
-"""Version of the file format. It is part of every digest."""
+"""Version of the file format, which is part of every digest."""
 REPORT_S = 1.0
-"""Least seconds between two reports on the progress of a part."""
+"""Least seconds between two progress reports of a part."""
 OURS = ("slurm_ones", "ones_db", "ones_wrapper")
 LIBRARIES = ("numpy", "scipy")
-"""Packages whose version may change a result in its last digits."""
+"""Packages whose version may change the last digits of a result."""
 
 NO_BOUNDS: Mapping[int, Bound] = {}
 
 
 @dataclass(frozen=True)
 class StudyRun:
-    """Run of one contender on one seed, and its outcome."""
+    """Run of one contender with one seed, and its outcome."""
 
     label: str
     seed: int
     outcome: Outcome | None = None
     error: str = ""
-    """Error message if the run has no outcome."""
+    """Error message of a run without an outcome."""
 
 
 @dataclass(frozen=True)
@@ -74,15 +74,15 @@ class RunProgress:
     simulated_s: float = 0.0
     """Simulated seconds so far; 0 if unknown."""
     ended: int = 0
-    """Number of jobs that have ended."""
+    """Number of jobs that have ended so far."""
     jobs: int = 0
     """Number of jobs in the workload."""
     finished: bool = False
-    """True if the run is over, even by an error."""
+    """True if the run is over, also by an error."""
 
     @property
     def share(self) -> float:
-        """Share of the run's jobs that have ended."""
+        """Share of the run's jobs that have ended; 1 for a finished run."""
         return 1.0 if self.finished else self.ended / max(self.jobs, 1)
 
 
@@ -91,12 +91,12 @@ OnProgress = Callable[[RunProgress], None]
 
 @dataclass(frozen=True)
 class StudyPart:
-    """Part of a study: one contender on one seed."""
+    """Part of a study: one contender with one seed."""
 
     contender: Contender
     seed: int
     key: str
-    """Digest of all that the result depends on. It is the name of the result's file."""
+    """Digest of all that the result depends on, which is the name of the result's file."""
 
     @property
     def label(self) -> str:
@@ -105,7 +105,8 @@ class StudyPart:
 
 
 def parts_of(plan: StudyPlan) -> list[StudyPart]:
-    """Return all parts of a study, in the order of `run_all`. Workload files and code are read for their digests."""
+    """Return all parts of a study, in the order of `run_all`. Their digests are computed from workload files and
+    code."""
     common = repr((FORMAT, replace(plan, contenders=(), seeds=()), _files(plan), _code(), _libraries()))
     found = []
     for contender, seed in plan.runs():
@@ -125,7 +126,8 @@ def _files(plan: StudyPlan) -> str:
 
 @lru_cache
 def _code() -> str:
-    """Return a digest of our source code, because checkouts with the same version may differ."""
+    """Return a digest of our source code. The version is not enough, because checkouts with the same version may
+    differ."""
     found: list[str] = []
     for package in OURS:
         spec = importlib.util.find_spec(package)
@@ -158,20 +160,20 @@ def _libraries() -> list[str]:
 
 @dataclass(frozen=True)
 class StudyFolder:
-    """Directory of a study, which all its processes share. One study uses it at a time."""
+    """Directory of a study, shared by all its processes. Only one study may use it at a time."""
 
     root: Path
 
     @property
     def jobs(self) -> Path:
-        """Directory of scripts and logs of Slurm jobs."""
+        """Directory of the scripts and logs of Slurm jobs."""
         return self.root / "jobs"
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Context in which no other study may use the folder.
+        """Context in which no other study can use the folder.
 
-        Raises `BadInput` if another study uses it, if other users may write to it, or if this user may not.
+        Raises `BadInput` if another study uses it, if other users can write to it, or if this user cannot.
         """
         try:
             for folder in ("", "results", "progress", "sent", "jobs"):
@@ -192,7 +194,7 @@ class StudyFolder:
             yield
 
     def result(self, part: StudyPart) -> StudyRun | None:
-        """Return a part's run; None if it has none, or its file is damaged."""
+        """Return a part's run; None if there is no file, or if it is damaged."""
         try:
             key, run = pickle.loads(self._result(part).read_bytes())
         except Exception:  # whatever a damaged pickle raises
@@ -208,7 +210,7 @@ class StudyFolder:
         self._result(part).unlink(missing_ok=True)
 
     def done(self, parts: Iterable[StudyPart]) -> dict[str, StudyRun]:
-        """Return the runs of these parts that ended without error, by the part's key."""
+        """Return the runs of those parts that ended without an error, by the part's key."""
         runs = {part.key: self.result(part) for part in parts}
         return {key: run for key, run in runs.items() if run is not None and run.outcome is not None}
 
@@ -221,13 +223,13 @@ class StudyFolder:
             return None
 
     def put_progress(self, part: StudyPart, progress: RunProgress) -> None:
-        """Write a progress report of a part. Errors are ignored, because a report may be lost."""
+        """Write a progress report of a part. Errors are ignored, since a report may be lost."""
         words = json.dumps([float(progress.simulated_s), progress.ended, progress.jobs])
         with contextlib.suppress(OSError):
             _write(self.root / "progress" / f"{part.key}.json", words.encode())
 
     def sent(self) -> dict[tuple[str, int], str]:
-        """Return the key of each part that was ever sent to Slurm, by the name of its array and its index in it."""
+        """Return the keys of all parts ever sent to Slurm, by (name of the job array, index in the array)."""
         found = {}
         for path in sorted((self.root / "sent").glob("*.json")):
             with contextlib.suppress(OSError, ValueError):
@@ -236,12 +238,12 @@ class StudyFolder:
         return found
 
     def put_sent(self, name: str, parts: Sequence[StudyPart]) -> None:
-        """Record the parts of a job array before the array is sent. The next command finds the array in Slurm by its
-        name."""
+        """Record the parts of a job array, before the array is sent. A later command can then find the array in Slurm
+        by its name."""
         _write(self.root / "sent" / f"{name}.json", json.dumps([part.key for part in parts]).encode())
 
     def drop_sent(self, name: str) -> None:
-        """Remove the record of an array that was not sent."""
+        """Remove the record of an array that could not be sent."""
         (self.root / "sent" / f"{name}.json").unlink(missing_ok=True)
 
     def _result(self, part: StudyPart) -> Path:
@@ -249,7 +251,7 @@ class StudyFolder:
 
 
 def _check_ours(folder: Path) -> None:
-    """Raise `BadInput` if other users may write to the folder. Results are unpickled from it, which runs code."""
+    """Raise `BadInput` if other users can write to the folder. Results in it are unpickled, which can run any code."""
     info = folder.stat()
     if info.st_uid != os.geteuid():
         raise BadInput(
@@ -257,13 +259,13 @@ def _check_ours(folder: Path) -> None:
         )
     if info.st_mode & 0o022:
         raise BadInput(
-            f"--directory: others may write {folder}, and so decide what your jobs run: see whether anybody has, and "
+            f"--directory: other users can write to {folder}, and so decide what your jobs run: check its files and "
             "chmod go-w it, or name another"
         )
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Replace a file atomically, so that a concurrent reader sees the old or the new content."""
+    """Replace a file atomically: a concurrent reader sees the old or the new content."""
     handle, name = tempfile.mkstemp(prefix=f".{path.stem}-", dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:
@@ -282,11 +284,11 @@ def run_all(
     on_progress: OnProgress = lambda progress: None,
     folder: StudyFolder | None = None,
 ) -> list[StudyRun]:
-    """Run all parts of a plan in parallel processes, and return their runs. If a policy crashes, only that run has an
+    """Run all parts of a plan in parallel processes, and return their runs. If a policy crashes, only this run gets an
     error.
 
-    Results in `folder` are reused, and new ones are added; the caller must hold `folder.locked()`. Without a folder,
-    results are not kept. Only the first seed's outcomes keep segments and goodput, since only these are drawn.
+    Results in `folder` are reused, and new results are stored there; the caller must hold `folder.locked()`. Without a
+    folder, results are not kept. Only outcomes of the first seed keep segments and goodput, since only these are drawn.
     """
     parts = parts_of(plan)
     with contextlib.ExitStack() as stack:
@@ -311,7 +313,7 @@ def run_all(
 def _in_processes(
     plan: StudyPlan, parts: Sequence[StudyPart], processes: int, folder: StudyFolder, on_progress: OnProgress
 ) -> Generator[tuple[StudyPart, StudyRun]]:
-    """Yield each part with its run as soon as it ends."""
+    """Yield each part with its run, as soon as the run has ended."""
     context = multiprocessing.get_context("spawn")
     with (
         _one_thread_each(),
@@ -339,7 +341,7 @@ def _be_quiet() -> None:
 
 
 def _reporting(plan: StudyPlan, part: StudyPart, folder: StudyFolder) -> StudyRun:
-    """Run a part in a child process, which writes its progress into the folder."""
+    """Run a part in this process, and write its progress to the folder, where the parent process reads it."""
     sent, latest = 0.0, RunProgress(part.contender.label, part.seed)
     folder.put_progress(part, latest)  # in place of what a killed command left there
 
@@ -365,7 +367,7 @@ def _result(future: Future[StudyRun], part: StudyPart) -> StudyRun:
 
 
 def run_part(plan: StudyPlan, key: str, root: Path) -> None:
-    """Run a part in this process, which is a Slurm job.
+    """Run a part in this process, which is a task of a Slurm job.
 
     Raises RuntimeError if plan, code or libraries differ from those of the command that sent the job.
     """
@@ -381,7 +383,8 @@ def run_part(plan: StudyPlan, key: str, root: Path) -> None:
 
 
 def attempt(plan: StudyPlan, contender: Contender, seed: int, on_progress: OnProgress) -> StudyRun:
-    """Run one contender on one seed in this process. If the policy crashes, the run has an error. Raises `BadInput`."""
+    """Run one contender with one seed in this process. If the policy crashes, the run has an error. Raises
+    `BadInput`."""
     try:
         workload = plan.workload(seed, contender)
         jobs = len(workload.submissions)
@@ -413,7 +416,7 @@ def attempt(plan: StudyPlan, contender: Contender, seed: int, on_progress: OnPro
 
 @contextlib.contextmanager
 def _one_thread_each() -> Iterator[None]:
-    """Context in which child processes compute with one thread each, unless the environment sets another number."""
+    """Context in which child processes use one thread each for numerics, unless the environment sets another number."""
     ours = [name for name in THREADS if name not in os.environ]
     os.environ.update(dict.fromkeys(ours, "1"))
     try:
@@ -429,19 +432,19 @@ class ContenderSummary:
 
     label: str
     each: Mapping[int, Mapping[str, float]]
-    """Metrics by key, for each seed whose run ended without error."""
+    """Metrics by key, for each seed whose run succeeded."""
     metrics: Mapping[str, Estimate]
     against_first: Comparison | None
-    """Comparison with the first contender. None for the first one itself, or if the two share no seed."""
+    """Comparison with the first contender; None for the first contender itself, or if there is no common seed."""
     errors: tuple[str, ...] = ()
 
 
 def summarize(
     plan: StudyPlan, runs: Sequence[StudyRun], bounds: Mapping[int, Bound] = NO_BOUNDS
 ) -> list[ContenderSummary]:
-    """Summarize each contender over the seeds whose runs ended without error.
+    """Summarize each contender over the seeds whose runs succeeded.
 
-    A contender is compared with the first contender on the seeds of both, and with the bounds on the seeds that have a
+    A contender is compared with the first contender on their common seeds, and with the bounds on seeds that have a
     bound.
     """
     done = {(run.label, run.seed): run.outcome for run in runs if run.outcome is not None}

@@ -1,8 +1,8 @@
-"""Stretch of a trace: the consecutive jobs that are simulated, their cluster, and the study with growing shares of
-elastic jobs.
+"""Stretch of a trace: the consecutive jobs that are simulated, their cluster, and the plan of a study with growing
+shares of elastic jobs.
 
 A trace does not show how a job's speed depends on its size. So a rule gives each job the curves of an application. The
-same seed always gives the same curves, and the study's page shows the rule. Results of several seeds show how much
+same seed always gives the same curves, and the study's page states the rule. Results of several seeds show how much
 depends on the choice of curves.
 """
 
@@ -31,31 +31,33 @@ from slurm_ones.simulate.workloads.profiles import Workload
 from slurm_ones.simulate.workloads.trace import Trace, TraceJob
 
 USUAL_NODE = 8
-"""GPUs of a node if the trace does not show them."""
+"""GPUs of a node if neither the trace nor its jobs show them."""
 SLACK_S = 60.0
-"""Slurm ends a job this many seconds after the job's time limit."""
+"""Seconds that are added to the time limit of each rigid job."""
 PATIENCE = 2.0
-"""Longest run time of a job from before the stretch, as a multiple of the stretch's expected time. Longer run times are
-cut, as they would prolong the study."""
+"""Longest remaining run time of a job from before the stretch, as a multiple of the stretch's expected duration. Longer
+run times are cut, because they would prolong the study."""
 BEFORE = "before-"
-"""Prefix in the names of jobs that were there before the stretch. They are not counted."""
+"""Prefix in the names of jobs that were submitted before the stretch. The study's figures exclude them."""
 SHARES = (0.0, 0.2, 0.5, 1.0)
-"""Shares of jobs that are chosen to be elastic. Each is a contender."""
+"""Shares of jobs that are elastic. Each share is a contender."""
 POLICY = "ones"
 INTERVAL_S = (60.0, 300.0)
-"""Least and most seconds between two decisions."""
+"""Shortest and longest interval between two decisions, in seconds."""
 TICKS = 1500
-"""Approximate upper limit of decisions in a run. In longer runs the interval between decisions is longer."""
+"""Approximate largest number of decisions in a run. In longer runs the interval between decisions is longer, up to its
+limit."""
 
 
 @dataclass(frozen=True)
 class Stretch:
-    """Consecutive jobs of a trace that are simulated, the jobs that are there when they begin, and the cluster."""
+    """Consecutive jobs of a trace that are simulated, the jobs that still run or wait when they begin, and the
+    cluster."""
 
     jobs: tuple[TraceJob, ...]
     before: tuple[TraceJob, ...]
-    """Jobs that run or wait when the stretch begins, with the rest of their run times. They are rigid and not counted.
-    """
+    """Jobs that run or wait when the stretch begins, with their remaining run times. They are rigid, and figures
+    exclude them."""
     nodes: int
     gpus_per_node: int
     of_all: int
@@ -63,11 +65,11 @@ class Stretch:
     left_out: int = 0
     """Number of jobs that request more GPUs than the cluster has."""
     sample: float = 1.0
-    """Share of the trace's jobs that are in the sample."""
+    """Share of the trace's jobs that were drawn."""
     most_held: int = 0
-    """Most GPUs that the jobs of the sample held at one time."""
+    """Largest number of GPUs that the drawn jobs held at one time."""
     given: bool = False
-    """True if the user chose the cluster. Otherwise the cluster has about `most_held` GPUs."""
+    """True if the user named the cluster. Otherwise it has about `most_held` GPUs."""
 
     @property
     def begins(self) -> float:
@@ -81,11 +83,11 @@ class Stretch:
 
 
 def stretch_of(trace: Trace, most: int, cluster: tuple[int, int] | None = None, sample: float = 1.0) -> Stretch:
-    """Return a stretch of at most `most` consecutive jobs. Of all such stretches of the trace it has the median load.
+    """Return the stretch of up to `most` consecutive jobs that has the median load of all such stretches of the trace.
 
-    `cluster` is (nodes, GPUs per node); by default as many GPUs as jobs held at one time. `sample` is the share of the
-    trace's jobs to use, for a cluster smaller than the recorded one. The sample is pseudo-random, but always the same.
-    Raises `BadInput`.
+    `cluster` is (nodes, GPUs per node); by default it has as many GPUs as jobs held at one time. `sample` is the share
+    of the trace's jobs to use, for a cluster smaller than the recorded one. The sample is pseudo-random, but always the
+    same. Raises `BadInput`.
     """
     jobs = [job for job in trace.jobs if _drawn(job) < sample]
     if not jobs:
@@ -108,13 +110,13 @@ def _drawn(job: TraceJob) -> float:
 
 
 def node_gpus(trace: Trace) -> int:
-    """Return the GPUs of a node that the trace states, or else the most GPUs per node of any job."""
+    """Return the GPUs of a node: as the trace states, or else the most GPUs per node of any job."""
     found = [-(-job.gpus // job.nodes) for job in trace.jobs if job.nodes]
     return trace.gpus_per_node or max(found, default=USUAL_NODE)
 
 
 def most_held(jobs: Sequence[TraceJob]) -> int:
-    """Return the most GPUs held at one time."""
+    """Return the largest number of GPUs that these jobs held at one time."""
     starts, ends = np.array([job.began for job in jobs]), np.array([job.began + job.run_s for job in jobs])
     gpus = np.array([job.gpus for job in jobs])
     times, change = np.concatenate([ends, starts]), np.concatenate([-gpus, gpus])
@@ -136,15 +138,15 @@ def _median_load(jobs: Sequence[TraceJob], most: int) -> int:
 
 
 def expected_s(jobs: Sequence[TraceJob], gpus: int) -> float:
-    """Estimate the seconds from the first submission to the last end of these jobs on `gpus` GPUs."""
+    """Estimate the seconds from first submission to last end of these jobs on `gpus` GPUs."""
     work_s = sum(job.gpus * job.run_s for job in jobs)
     return max(jobs[-1].submitted - jobs[0].submitted, work_s / gpus) + max(job.run_s for job in jobs)
 
 
 def _there(earlier: Sequence[TraceJob], at: float, most_s: float) -> list[TraceJob]:
-    """Return the jobs that ran at time `at`, then those that waited, with what is left of their run times and limits.
+    """Return the jobs that ran at time `at`, then those that waited, with their remaining run times and time limits.
 
-    A run time is at most `most_s`.
+    A remaining run time is at most `most_s`.
     """
     there = sorted((job for job in earlier if job.began + job.run_s > at), key=lambda job: job.began > at)
     return [
@@ -159,16 +161,16 @@ def _there(earlier: Sequence[TraceJob], at: float, most_s: float) -> list[TraceJ
 
 @dataclass(frozen=True)
 class TraceSource(Source):
-    """Source of a study that simulates a stretch of a trace, a share of whose jobs is elastic."""
+    """Source of a study that simulates a stretch of a trace, with a share of its jobs elastic."""
 
     table: ClassVar[str] = "shares"
     stretch: Stretch = field(kw_only=True)
     curves: Curves = field(kw_only=True)
 
     def load_workload(self, seed: int, gpus: int, per_node: int, elastic: float | None = None) -> Workload:
-        """Return the work of one seed. The seed chooses the elastic jobs and their curves.
+        """Return the workload for one seed. The seed determines which jobs are elastic, and their curves.
 
-        A job that is elastic at a smaller share is also elastic at a larger one.
+        A job that is elastic at a smaller share is also elastic at a larger share.
         """
         begins = self.stretch.begins
         submissions: list[Submission] = []
@@ -182,11 +184,11 @@ class TraceSource(Source):
         return Workload(self.workload, tuple(sorted(submissions, key=lambda s: s.time)), applications)
 
     def counted(self, outcome: Outcome) -> Outcome:
-        """Return the outcome without the jobs that were there before the stretch."""
+        """Return the outcome without the jobs from before the stretch."""
         return replace(outcome, jobs=tuple(job for job in outcome.jobs if not job.name.startswith(BEFORE)))
 
     def figures(self, outcome: Outcome, work: Mapping[str, float], first: Outcome | None) -> dict[str, float]:
-        """See `Source.figures`. The first contender is the one without elastic jobs."""
+        """See `Source.figures`. The first contender must be the one without elastic jobs."""
         hours = {str(i + 1): job.gpu_hours for i, job in enumerate(self.stretch.jobs)}
         rigid = {job.name: job.jct_s for job in first.jobs if job.ended is not None} if first is not None else {}
         return share_figures(self.counted(outcome), hours, rigid)
@@ -208,7 +210,7 @@ def plan_of(
 ) -> StudyPlan:
     """Return the plan of a study with growing shares of elastic jobs.
 
-    `profiles` is the folder with the curves. Its files are part of the digests of results.
+    `profiles` is the folder that the curves were read from. Its files are part of the digests of results.
     """
     return StudyPlan(
         source=TraceSource(name, profiles, stretch=stretch, curves=curves),
@@ -221,14 +223,14 @@ def plan_of(
 
 
 def interval_of(stretch: Stretch) -> float:
-    """Return the seconds between two decisions: 60, as at Slurm sites. They are more if the stretch is long."""
+    """Return the seconds between two decisions: 60, or more for a long stretch."""
     expected = expected_s(stretch.jobs, stretch.nodes * stretch.gpus_per_node)
     least, most = INTERVAL_S
     return min(max(least, least * math.ceil(expected / TICKS / least)), most)
 
 
 def recorded(stretch: Stretch) -> dict[str, float]:
-    """Return the figures of the stretch's jobs as the trace recorded them; empty if the start of any job is unknown."""
+    """Return the metrics of the stretch's jobs as recorded in the trace; empty if the start of any job is unknown."""
     starts = [job.started for job in stretch.jobs if job.started is not None]
     if len(starts) < len(stretch.jobs):
         return {}
@@ -238,7 +240,7 @@ def recorded(stretch: Stretch) -> dict[str, float]:
 
 
 def picked(stretch: Stretch, curves: Curves, share: float, seed: int) -> list[str | None]:
-    """Return the application that each job gets; None if the job stays rigid."""
+    """Return the application of each job at this share and seed; None if the job stays rigid."""
     drawn = np.random.default_rng([seed, 62]).permutation(len(stretch.jobs)) < round(share * len(stretch.jobs))
     return [curves.pick(job, seed, stretch.gpus_per_node) if drawn[i] else None for i, job in enumerate(stretch.jobs)]
 
@@ -265,44 +267,45 @@ def _add(
 
 
 UP_TO_H: dict[Size, float] = {"small": 1.5, "medium": 12.0, "large": 60.0, "extra-large": float("inf")}
-"""Most GPU-hours of a job of each size."""
+"""Largest number of GPU-hours of a job of each size."""
 USEFUL = 0.5
-"""Least efficiency at which a job can have an application's curves: goodput per requested GPU, divided by the goodput
-of a single GPU.
+"""Least efficiency with which an application must use the job's GPUs: its goodput per GPU, divided by the goodput of a
+single GPU.
 
-A job of lower efficiency requested too many GPUs. Its user could gain as much by requesting fewer as by elasticity.
+A job of lower efficiency would have requested too many GPUs. Its user could gain as much by requesting fewer as by
+elasticity.
 """
 LEAST_S = 300.0
-"""Shortest run time of an elastic job in seconds. A shorter job ends before a resize has paid off."""
+"""Shortest run time of an elastic job, in seconds. A shorter job would end before a resize pays off."""
 RESIZE_S = 30.0
-"""Seconds for which training stops for a resize by checkpoint and requeue."""
+"""Pause of training, in seconds, for a resize by checkpoint and requeue."""
 STEPS = 20
-"""Fewest batches in an epoch of a job."""
+"""Least number of steps in an epoch of an elastic job."""
 
 RULE = (
-    f"The GPU-hours that a job took say how large it is: small up to {UP_TO_H['small']:g}, medium up to "
+    f"A job's size follows from the GPU-hours that it took: small up to {UP_TO_H['small']:g}, medium up to "
     f"{UP_TO_H['medium']:g}, large up to {UP_TO_H['large']:g}, extra-large beyond.",
-    f"Of the applications of that size those count that keep each GPU the job asked for at least {100 * USEFUL:g} % as "
-    "useful as a single one. If there is none, those of all sizes count; if there is none either, the job stays rigid.",
-    "Of these, a hash of the seed and the job's number picks one.",
-    "Its training is made so long that at the GPUs it asked for, and the best batch there, it takes "
-    "the time that was recorded.",
+    "An application suits a job if its goodput per GPU on the requested GPUs is at least "
+    f"{100 * USEFUL:g} % of that on a single GPU. Applications of the job's size are preferred. If none suits, the job "
+    "stays rigid.",
+    "A hash of the seed and the job's number picks one of the suitable applications.",
+    "Its training is made so long that it takes the recorded time on the requested GPUs with the best batch.",
     f"Jobs that ran for less than {LEAST_S:g} s stay rigid.",
 )
-"""Sentences that describe the rule by which jobs get curves."""
+"""Sentences that state the rule by which jobs get curves."""
 
 
 @dataclass(frozen=True)
 class Curves:
-    """Applications whose curves jobs may get, as plain data with a cache."""
+    """Applications whose curves jobs can get, as plain data with a cache."""
 
     applications: Mapping[str, Application]
     sizes: Mapping[str, Size]
     measured: bool = False
-    """True if the applications were measured, False if they are from the catalogue."""
+    """True if the applications were measured, False if they come from the catalogue."""
 
     def pick(self, job: TraceJob, seed: int, per_node: int) -> str | None:
-        """Return the name of the application whose curves a job gets; None if the job stays rigid."""
+        """Return the name of the application whose curves the job gets; None if the job stays rigid."""
         if job.run_s < LEAST_S:
             return None
         useful = self._useful_at(job.gpus, per_node)
@@ -328,17 +331,17 @@ class Curves:
 
 
 def size_of(job: TraceJob) -> Size:
-    """Return the size of a job, which depends on the GPU-hours that it took."""
+    """Return the size of a job by the GPU-hours that it took."""
     return next(size for size in get_args(Size) if job.gpu_hours <= UP_TO_H[size])
 
 
 def catalogue() -> Curves:
-    """Return the catalogue's applications, whose figures are round and not measured."""
+    """Return the catalogue's applications. Their figures are round numbers and were not measured."""
     return Curves({name: build(kind) for name, kind in KINDS.items()}, {n: kind.size for n, kind in KINDS.items()})
 
 
 def measured(profiles: Mapping[str, Application]) -> Curves:
-    """Return measured applications. The size of each is that of its training on one GPU."""
+    """Return measured applications. The size of each follows from the GPU-hours of its training on one GPU."""
     hours = {
         name: app.seconds(1, 1, float(app.min_batch or app.base_batch), 0.0) / 3600.0 for name, app in profiles.items()
     }
@@ -347,8 +350,8 @@ def measured(profiles: Mapping[str, Application]) -> Curves:
 
 
 def fitted(app: Application, name: str, job: TraceJob, per_node: int) -> tuple[Application, int]:
-    """Return the application, scaled to train for `job.run_s` seconds on the job's GPUs at the best batch; and that
-    batch."""
+    """Return the application, scaled so that it trains for `job.run_s` seconds on the job's GPUs with the best batch.
+    Also return this batch."""
     batch = best_batch(app, job.gpus, per_node)[1]
     nodes = -(-job.gpus // per_node)
     samples = app.total * job.run_s / app.seconds(nodes, job.gpus, float(batch), 0.0)
@@ -371,14 +374,14 @@ def fitted(app: Application, name: str, job: TraceJob, per_node: int) -> tuple[A
 
 
 class EverySecond:
-    """Speed at which every step takes one second."""
+    """Speed of an application whose steps all take one second."""
 
     def step(self, nodes: int, gpus: int, local: Floats) -> tuple[Floats, Floats]:
         return np.ones_like(local), np.zeros_like(local)
 
 
 def rigid(name: str, gpus: int, run_s: float) -> Application:
-    """Return an application that runs for `run_s` seconds, rounded, on this number of GPUs only. Its start takes no
+    """Return an application that runs for `run_s` seconds (rounded), on this number of GPUs only, and starts in no
     time."""
     steps = max(round(run_s), 1)
     one = np.ones((1, 1))

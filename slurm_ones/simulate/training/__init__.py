@@ -1,1 +1,1 @@
-"""Simulated training jobs: their true speed and efficiency, their training, and their reports."""
+"""Simulated training jobs: their true speed and efficiency, the course of their training, and their reports."""

@@ -1,11 +1,11 @@
-"""True curves of a simulated training job: speed at each size, and efficiency at each batch.
+"""True curves of a simulated training job: its speed at each size, and its efficiency at each batch.
 
 Only the simulator knows these curves. The companion sees the job's reports, which are noisy.
 
-A faster kind of GPU speeds up compute, but not the exchange of gradients. Applications differ in how much they gain
-(Gavel, OSDI 2020; Sia, SOSP 2023). Models with large matrices gain all that a newer GPU offers; small recurrent or
-embedding models gain little. On kind k, compute is `POWER[k] ** use` times as fast as on the reference GPU, on which
-the profiles were measured. The powers are our own round numbers from 1.0 to 3.5, not measured.
+A faster kind of GPU speeds up compute, but not the exchange of gradients. Applications differ in how much their compute
+gains (Gavel, OSDI 2020; Sia, SOSP 2023). Models with large matrices gain the full speed-up of a newer GPU; small
+recurrent or embedding models gain little. On kind k, compute is `POWER[k] ** use` times as fast as on the reference
+GPU, on which the profiles were measured. The values of `POWER` are our own round numbers from 1.0 to 3.5, not measured.
 """
 
 from __future__ import annotations
@@ -27,27 +27,28 @@ from slurm_ones.simulate.spec import NONE, Slowdown
 from slurm_ones.simulate.training.strategies import TrainedBy
 
 PLACES = 1_000_000
-"""Base of the code `nodes * PLACES + gpus`, larger than any number of GPUs."""
+"""Base of the code `nodes * PLACES + gpus`, larger than any number of GPUs in a simulation."""
 
 
 class Speed(Protocol):
     """Model of the seconds that an optimizer step takes."""
 
     def step(self, nodes: int, gpus: int, local: Floats) -> tuple[Floats, Floats]:
-        """Return the seconds of a step and its gradient exchange at each local batch, without accumulation."""
+        """Return two arrays for these local batches: seconds of a step, and seconds of its gradient exchange. The step
+        has one pass, without accumulation."""
 
 
 @runtime_checkable
 class PlacedSpeed(Speed, Protocol):
-    """Model of step times that depend on the exact placement."""
+    """Model of step times that depend on how many GPUs are on each node."""
 
     def placed(self, placement: tuple[int, ...], local: Floats) -> tuple[Floats, Floats]:
-        """Return the times of `step` on a placement, given as the number of GPUs on each node."""
+        """Return the same as `step` for a placement, the number of GPUs on each node."""
 
 
 @dataclass(frozen=True)
 class Application:
-    """Kind of training job, with its true curves.
+    """A kind of training job, with its true curves.
 
     Progress is counted in samples of the base batch: a sample used at efficiency e adds e to the progress. A job is
     done when its progress reaches the end of its last epoch.
@@ -58,7 +59,8 @@ class Application:
     base_batch: int
     max_batch: int
     max_local_batch: int
-    """Largest batch that one GPU can take in one pass. Larger batches need several passes (gradient accumulation)."""
+    """Largest batch that one GPU can process in one pass. Larger batches need several passes (gradient
+    accumulation)."""
     max_gpus: int
     """Largest number of GPUs on which the application can run."""
     ends: Floats
@@ -67,32 +69,32 @@ class Application:
     """(B,) global batches at which the gradient was measured, ascending."""
     sqr: Floats
     var: Floats
-    """(E, B) variance of the gradient at the base batch, in each epoch. `sqr` holds the squared norm of the gradient.
-    """
+    """(E, B) variance of the gradient at the base batch, in each epoch. `sqr` (E, B) is the squared norm of the
+    gradient."""
     metric: Floats
-    """(E, B) validation metric at the end of each epoch."""
+    """(E, B) validation metric at the end of each epoch, for training at each batch."""
     min_batch: int = 0
     """Smallest global batch that the application allows; 0 for the base batch."""
     resize_s: float = 30.0
-    """Seconds that a resize of this application takes in the published studies. `--resize-cost` overrides it."""
+    """Seconds that a resize of this application takes, as in published studies. `--resize-cost` replaces it."""
     parameters: float = 25e6
-    """Number of the model's parameters. New ranks are sent an amount of state in proportion to it."""
+    """Number of the model's parameters. The state that is sent to new ranks is proportional to it."""
     target: float = math.nan
-    """Metric that satisfies the job's user. NaN if the user is satisfied once all epochs are trained."""
+    """Validation metric that satisfies the job's user. NaN if the user only wants all epochs trained."""
     patience: int = 0
     """Number of epochs without improvement after which the training stops early (`TrainingCurve`); 0 for no early
-    stopping. At efficiency 1 early stopping happens at the last epoch, and at a lower efficiency no later."""
+    stopping. At efficiency 1 the training stops at the last epoch, at lower efficiency at that epoch or earlier."""
     least_gain: float = 0.0
-    """Smallest rise of the metric over `patience` epochs that counts as an improvement."""
+    """Smallest rise of the metric in `patience` epochs that counts as an improvement."""
     passes_alone: int = 1
-    """Fewest passes of a step on a single GPU, for batches above the base batch."""
+    """Fewest passes in a step on a single GPU, if the batch is above the base batch."""
     faster: float = 1.0
-    """Speed of computation on this application's kind of GPU, divided by the speed on the reference GPU."""
+    """Compute speed on this application's kind of GPU, divided by the speed on the reference GPU."""
     by: TrainedBy | None = None
     """Training strategy; None for plain data parallelism."""
     later: Application | None = None
-    """The application after `TrainedBy.from_share` of the training, when ranks exchange less. None if it stays as it
-    is."""
+    """The application after `TrainedBy.from_share` of the training, when ranks exchange less; None if nothing
+    changes."""
     _curves: dict[int, Floats] = field(default_factory=dict, repr=False)
     _placed: dict[tuple[tuple[int, ...], float, Slowdown], float] = field(default_factory=dict, repr=False)
     _efficiencies: dict[float, Floats] = field(default_factory=dict, repr=False)
@@ -100,38 +102,37 @@ class Application:
 
     @property
     def total(self) -> float:
-        """Progress at the end of a job that trains all epochs, in samples of the base batch."""
+        """Progress of a job that has trained all epochs, in samples of the base batch."""
         return float(self.ends[-1])
 
     @property
     def dataset(self) -> int:
-        """Samples of an epoch, estimated from the profile."""
+        """Number of samples in an epoch, estimated from the profile."""
         return max(1, round(self.total / len(self.ends)))
 
     def altered(self, **values: Any) -> Application:
-        """Return a copy with these fields changed and its caches empty."""
+        """Return a copy with these fields changed. Its caches are empty."""
         known = {field.name: getattr(self, field.name) for field in fields(self) if not field.name.startswith("_")}
         return Application(**{**known, **values})
 
     def at(self, progress: float) -> Application:
-        """Return the application as it is at this progress: itself, or `later`."""
+        """Return the application at this progress: itself, or `later` if the training has come that far."""
         frozen = self.by is not None and self.by.frozen(progress / self.total)
         return self.later if frozen and self.later is not None else self
 
     def limits(self, progress: float) -> StrategyLimits | None:
-        """Return the limits that the job's strategy reports at this progress; None without a strategy."""
+        """Return the limits that the job reports at this progress; None for a job without a strategy."""
         if self.by is None:
             return None
         most, local = self.max_gpus, self.max_local_batch
         return self.by.limits(most, local, progress / self.total)
 
     def epoch(self, progress: float) -> int:
-        """Return the epoch at this progress, counted from 0."""
+        """Return the number of the epoch at this progress, from 0."""
         return min(int(np.searchsorted(self.ends, progress, side="right")), len(self.ends) - 1)
 
     def throughput(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
-        """Return the true samples/s; 0 above `max_gpus`. The arrays have the shapes of
-        `policy.contract.ThroughputModel`."""
+        """Return the true samples/s; 0 above `max_gpus`. Arrays are as in `policy.contract.ThroughputModel`."""
         gpus, batch = np.asarray(gpus), np.asarray(batches, dtype=np.float64)
         runs = (gpus >= 1) & (gpus <= self.max_gpus)
         result = np.zeros(np.shape(gpus))
@@ -143,15 +144,15 @@ class Application:
         return self._seconds(np.full(len(batches), nodes), np.full(len(batches), gpus), batches)
 
     def placed_speed(self, placement: tuple[int, ...], batch: float, slowdown: Slowdown = NONE) -> float:
-        """Return the samples/s on a placement (GPUs on each node). A profile measured on this placement is used, if
-        there is one."""
+        """Return the samples/s on a placement (GPUs on each node). Measurements on this placement are used if the
+        profile has them."""
         key = (placement, batch, slowdown)
         if key not in self._placed:
             self._placed[key] = float(self.placed_speeds(placement, np.array([batch]), slowdown)[0])
         return self._placed[key]
 
     def placed_speeds(self, placement: tuple[int, ...], batches: npt.ArrayLike, slowdown: Slowdown = NONE) -> Floats:
-        """Return the samples/s on a placement (GPUs on each node) at each of several batches."""
+        """Return the samples/s on a placement (GPUs on each node), for each of these batches."""
         gpus, wanted = sum(placement), np.asarray(batches, dtype=np.float64)
         passes, local = self._passes(np.array([gpus]), wanted)
         if isinstance(self.speed, PlacedSpeed):
@@ -163,7 +164,8 @@ class Application:
         return wanted / (step + (passes - 1.0) * compute + more)
 
     def _seconds(self, nodes: Ints, gpus: Ints, batches: Floats) -> Floats:
-        """Return the seconds of a step for one-dimensional arrays. Only a step's last pass exchanges gradients."""
+        """Return the seconds of a step, accumulation passes included. Arrays are one-dimensional. Only the last pass
+        exchanges gradients."""
         passes, local = self._passes(gpus, batches)
         places, row = np.unique(nodes * PLACES + gpus, return_inverse=True)
         curves = np.array([self._curve(place) for place in places.tolist()]).reshape(len(places), 2, -1)
@@ -189,22 +191,23 @@ class Application:
         return np.unique(np.round(np.geomspace(1, self.max_local_batch, 64)))
 
     def _curve(self, place: int) -> Floats:
-        """Return the seconds of a step and of its gradient exchange, (2, L). `place` is `nodes * PLACES + gpus`."""
+        """Return (2, L) seconds of a step, and of its gradient exchange, at the L local batches `_locals`. `place` is
+        `nodes * PLACES + gpus`."""
         if place not in self._curves:
             self._curves[place] = np.array(self._paced(*self.speed.step(place // PLACES, place % PLACES, self._locals)))
         return self._curves[place]
 
     def _paced(self, step: Floats, sync: Floats) -> tuple[Floats, Floats]:
-        """Convert the times of a step and its exchange from the reference GPU to the application's kind of GPU."""
+        """Convert step and exchange times from the reference GPU to the application's kind of GPU."""
         return (step, sync) if self.faster == 1.0 else (np.maximum(step - sync, 0.0) / self.faster + sync, sync)
 
     def gradient(self, progress: float, batches: npt.ArrayLike) -> tuple[Floats, Floats]:
-        """Return the gradient's squared norm and variance at this progress, interpolated between measured batches."""
+        """Return squared norm and variance of the gradient at this progress, interpolated between measured batches."""
         row, batches = self.epoch(progress), np.asarray(batches, dtype=np.float64)
         return np.interp(batches, self.batches, self.sqr[row]), np.interp(batches, self.batches, self.var[row])
 
     def noise(self, progress: float, batch: float) -> float:
-        """Return the gradient noise scale in samples that a job with global batch `batch` would measure."""
+        """Return the gradient noise scale, in samples, that a job with global batch `batch` would measure."""
         sqr, var = self.gradient(progress, batch)
         return self.base_batch * float(var) / max(float(sqr), 1e-12)
 
@@ -213,7 +216,7 @@ class Application:
         return self._worth(sqr, var, np.asarray(batches, dtype=np.float64) / self.base_batch)
 
     def efficiencies(self, batch: float) -> Floats:
-        """Return (E,) the true progress per sample at one global batch in each epoch."""
+        """Return (E,) the true progress per sample in each epoch, at one global batch."""
         if batch not in self._efficiencies:
             sqr = np.array([np.interp(batch, self.batches, row) for row in self.sqr])
             var = np.array([np.interp(batch, self.batches, row) for row in self.var])
@@ -226,7 +229,7 @@ class Application:
         return np.clip((var + sqr) / np.maximum(var + scale * sqr, 1e-12), 1e-6, 1.0)
 
     def single_goodput(self, progress: float) -> float:
-        """Return the progress/s of one GPU at its best batch."""
+        """Return the progress/s of a single GPU with its best batch."""
         row, low = self.epoch(progress), float(self.min_batch or self.base_batch)
         if row not in self._single:
             batches = np.unique(np.round(np.geomspace(low, max(low, float(self.max_batch)), 16)))
@@ -235,18 +238,19 @@ class Application:
         return self._single[row]
 
     def metric_at(self, progress: float, batch: float) -> float:
-        """Return the validation metric at this progress and batch."""
+        """Return the validation metric of a job at this progress, trained with this batch."""
         row = int(np.searchsorted(self.ends, progress * (1 + 1e-9), side="right")) - 1
         return float(np.interp(batch, self.batches, self.metric[max(row, 0)]))
 
     def gained(self, before: float, now: float) -> float:
-        """Return how much the metric rises from progress `before` to progress `now`, at the base batch."""
+        """Return the rise of the metric from progress `before` to progress `now`, at the base batch."""
         ends, metric = np.append(0.0, self.ends), np.append(0.0, self.metric[:, 0])
         low, high = np.interp([before, now], ends, metric)
         return float(high - low)
 
     def seconds(self, nodes: int, gpus: int, batch: float, progress: float, until: float | None = None) -> float:
-        """Return the seconds from `progress` to `until` (default: the end) at one size and batch."""
+        """Return the seconds that training from `progress` to `until` (default: the end) takes at one size and
+        batch."""
         until = self.total if until is None else until
         rate = batch / float(self.step_seconds(nodes, gpus, np.array([batch]))[0])
         starts = np.concatenate([[0.0], self.ends[:-1]])
@@ -256,24 +260,24 @@ class Application:
 
 @dataclass(frozen=True)
 class Submission:
-    """One job as its user submits it."""
+    """Job of a workload, as its user submits it."""
 
     name: str
     time: float
     """Seconds from the start of the simulation to the submission."""
     application: str
     gpus: int
-    """GPUs that the user asks for."""
+    """Number of GPUs that the user requests."""
     batch: int
     """Global batch that the user chose."""
     elastic: bool = True
-    """False for a rigid job, which has not opted in."""
+    """False for a rigid job, whose user has not opted in."""
     epochs: float = 1.0
     """Share of the application's epochs that the job trains."""
     declares: float = 1.0
-    """Number of epochs that the job reports, divided by the number that it trains. 0 if it reports none."""
+    """Number of epochs that the job reports, divided by the number that it trains; 0 to report none."""
     priority: int = 1
-    """Slurm priority: jobs of higher priority come first."""
+    """Slurm priority. Jobs of higher priority start first."""
     deadline_s: float | None = None
     """Seconds from the submission to the user's deadline; None for no deadline."""
     limit_s: float = 0.0
@@ -281,8 +285,8 @@ class Submission:
 
 
 POWER = {"t4": 1.0, "rtx": 1.6, "v100": 2.0, "a100": 3.5}
-"""Compute speed of each kind of GPU divided by the reference GPU's. Applications that compute all the time gain this
-ratio; the others gain less (`USE`)."""
+"""Compute speed of each kind of GPU, divided by that of the reference GPU. An application gains this factor to the
+power of its `USE`."""
 USE = {
     "recommender": 0.1,
     "lstm-wikitext2": 0.3,
@@ -300,14 +304,13 @@ USE = {
     "vit-imagenet": 1.0,
     "gpt2-finetune": 1.0,
 }
-"""Exponent of `POWER` for each application: 1 gains all of a faster GPU's speed, 0 nothing."""
+"""Exponent of `POWER` for each application. At 1 its compute gains the full speed of a faster GPU, at 0 nothing."""
 LEAST_USE = 0.2
-"""Smallest exponent of an application that is not in `USE`. A hash of the application's name is added."""
+"""Smallest exponent of an application that is not in `USE`. A hash of its name chooses the exponent, up to 1."""
 
 
 def use_of(application: str) -> float:
-    """Return the exponent of `POWER` for an application. A variant such as `bert-glue-a` has the exponent of
-    its kind."""
+    """Return an application's exponent of `POWER`. A variant such as `bert-glue-a` has the exponent of `bert-glue`."""
     for name, use in USE.items():
         if application == name or application.startswith(f"{name}-"):
             return use
@@ -315,12 +318,13 @@ def use_of(application: str) -> float:
 
 
 def factor(application: str, kind: str) -> float:
-    """Return the compute speed on a kind of GPU divided by the reference GPU's; 1 if the kind has no name."""
+    """Return the application's compute speed on a kind of GPU, divided by that on the reference GPU; 1 for a kind
+    without a name."""
     return 1.0 if not kind else float(POWER[kind] ** use_of(application))
 
 
 def on_kind(app: Application, kind: str) -> Application:
-    """Return the application on this kind of GPU; unchanged if that is as fast as the reference GPU."""
+    """Return the application on this kind of GPU, unchanged if it is as fast as on the reference GPU."""
     times = factor(app.name, kind)
     if times == 1.0:
         return app
@@ -329,16 +333,15 @@ def on_kind(app: Application, kind: str) -> Application:
 
 
 STATE_BYTES = 12.0
-"""Bytes of state per parameter: its value and two optimizer moments in single precision."""
+"""Bytes of training state per parameter: the weight and two optimizer moments, in single precision."""
 
 
 @dataclass(frozen=True)
 class Requeue:
-    """Resize by a requeue: the job writes a checkpoint, stops and starts again. It does not train in between."""
+    """Resize by requeue: the job writes a checkpoint, stops and starts again. In between it does not train."""
 
     seconds: float | None = 30.0
-    """Seconds that each start takes before the job trains, its first start too. None for each application's measured
-    value."""
+    """Seconds from each start, the first one included, until the job trains; None for each application's `resize_s`."""
 
     def start_s(self, app: Application) -> float:
         """Return the seconds from a job's start to its first training step."""
@@ -348,7 +351,7 @@ class Requeue:
     """Seconds that training pauses when the job gains GPUs (`grow_s`) or loses GPUs (`shrink_s`)."""
 
     def prepare_s(self, app: Application) -> float:
-        """Return the seconds for which a job holds additional GPUs before training pauses to include them."""
+        """Return the seconds for which a job holds new GPUs before training pauses to include them."""
         return 0.0
 
 
@@ -356,30 +359,30 @@ class Requeue:
 class Hot:
     """Resize from memory: blocks join and leave while the job trains.
 
-    A new block starts while the others train; then training pauses while it is sent the state. Training also pauses for
-    a moment when blocks leave. The defaults were measured with real jobs on a real Slurm, with gloo and without GPUs
-    (docs/benchmarks/resizes.md).
+    A new block starts while the others train. Then training pauses while the new block is sent the state. Training also
+    pauses briefly when blocks leave. The defaults were measured with real jobs on a real Slurm, with gloo and without
+    GPUs (docs/benchmarks/resizes.md).
     """
 
     pause_s: float = 0.3
-    """Seconds that training pauses for new blocks, without the time to send them the state."""
+    """Seconds that training pauses when blocks join, besides the time to send them the state."""
     shrink_pause_s: float = 0.03
     """Seconds that training pauses when blocks leave."""
     bytes_per_s: float = 650e6
-    """Speed in bytes/s at which state is sent to new blocks."""
+    """Speed, in bytes/s, at which the state is sent to new blocks."""
     launch_s: float = 7.0
-    """Seconds from a block's start until it is ready: it imports, builds the model and makes a first pass. The first
-    block of a job takes as long before it trains."""
+    """Seconds from a block's start until it can train: it imports, builds the model and makes a first pass. The first
+    block of a job takes as long."""
     recover_s: float = 5.0
     """Seconds from the loss of a block until the remaining blocks train again."""
     terms: bool = False
-    """True if each change begins a new term from a checkpoint. Jobs then report this, and pause as long as such a
-    change takes."""
+    """True if jobs restart from a checkpoint, in a new term, at each change. They report this, and pause as long as
+    such a change takes."""
 
     def __post_init__(self) -> None:
         for name in ("pause_s", "shrink_pause_s", "launch_s", "recover_s"):
             if not 0 <= getattr(self, name) < 86400:
-                raise ValueError(f"{name}: {getattr(self, name)!r} must be seconds, 0 at least and less than a day")
+                raise ValueError(f"{name}: {getattr(self, name)!r} must be seconds, at least 0 and less than a day")
         if not 0 < self.bytes_per_s <= 1e15:
             raise ValueError(f"bytes_per_s: {self.bytes_per_s!r} must be above 0 and at most 1e15")
 
@@ -391,7 +394,7 @@ class Hot:
 
     @staticmethod
     def sent_bytes(app: Application) -> int:
-        """Return the bytes of state that each new block is sent."""
+        """Return the bytes of state that are sent to each new block."""
         return round(STATE_BYTES * app.parameters)
 
     def shrink_s(self, app: Application) -> float:
@@ -402,14 +405,14 @@ class Hot:
 
 
 Mechanism = Requeue | Hot
-"""Mechanism by which the jobs of a simulation are resized."""
+"""Mechanism that resizes the jobs of a simulation."""
 
 
 EPSILON = 1e-6
 
 
 def interpolated(x: float, xs: Sequence[float], ys: Sequence[float]) -> float:
-    """Return the same as `numpy.interp` for one number, ten times as fast."""
+    """Return what `numpy.interp` returns, for one number, but ten times as fast."""
     right = bisect_right(xs, x)
     left = max(right - 1, 0)
     if right in (0, len(xs)) or xs[left] == x:
@@ -419,34 +422,34 @@ def interpolated(x: float, xs: Sequence[float], ys: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class Position:
-    """Position in the training, as a checkpoint holds it."""
+    """Position in a job's training, as a checkpoint stores it."""
 
     epoch: int = 0
     """Number of complete passes over the data."""
     cursor: int = 0
-    """Samples already used in the present pass."""
+    """Number of samples already used in the present pass."""
     step: int = 0
     progress: float = 0.0
     """Progress in samples of the base batch."""
     wanted: int = 0
-    """Global batch last requested."""
+    """Global batch that was last requested, which may differ from the one in use."""
     reached: tuple[float, ...] = (0.0,)
     """Progress at the ends of the last `patience` passes."""
 
 
 class TrainingCurve:
-    """Course of one training, which covers a `share` of the application's epochs.
+    """Course of one job's training, which covers a `share` of the application's epochs.
 
-    Training stops early if the metric has not improved for `patience` epochs. An epoch is one pass over the data,
-    however little progress it brings. At a batch of low efficiency the epochs bring little progress, so training stops
-    early with a low metric. Such a job looks fast although it has failed.
+    Training stops early if the metric has not improved for `patience` epochs, which are passes over the data. At a
+    batch of low efficiency a pass brings little progress, so the training soon stops with a low metric. Such a job
+    looks fast although it has failed.
     """
 
     def __init__(self, application: Application, share: float) -> None:
         self.application = application
         self.dataset = application.dataset
         self.epochs = max(1, math.ceil(len(application.ends) * share - 1e-9))
-        """Number of passes at the base batch."""
+        """Number of passes over the data that the training takes at the base batch."""
         # Half a sample an epoch may be lost to rounding the dataset's length.
         self.total = application.total * share - 0.5 * len(application.ends)
         metric = application.metric[:, 0]
@@ -455,24 +458,25 @@ class TrainingCurve:
         self._sample_curves: dict[float, list[float]] = {}
 
     def _sample_curve(self, batch: float) -> list[float]:
-        """Return the number of samples after which each epoch of the profile ends, if all are used at this batch."""
+        """Return the number of samples used up to the end of each epoch of the profile, if all are used at this
+        batch."""
         if batch not in self._sample_curves:
             samples = np.append(0.0, np.cumsum(np.diff(self._ends) / self.application.efficiencies(batch)))
             self._sample_curves[batch] = samples.tolist()
         return self._sample_curves[batch]
 
     def use(self, at: Position, samples: int, batch: int, steps: int) -> Position:
-        """Return the position after `samples` more of the same pass, used in batches of size `batch`."""
+        """Return the position after `samples` more samples of the same pass, used in `steps` steps of size `batch`."""
         ends, used = self._ends, self._sample_curve(float(batch))
         progress = interpolated(interpolated(at.progress, ends, used) + samples, used, ends)
         return replace(at, cursor=at.cursor + samples, step=at.step + steps, progress=progress)
 
     def used(self, at: Position) -> int:
-        """Return the number of samples used from the start of the training to a position."""
+        """Return the number of samples used from the start of the training up to a position."""
         return at.epoch * self.dataset + at.cursor
 
     def samples_left(self, at: Position, batch: int) -> float:
-        """Return the number of samples from `at` to the end of training at this batch size."""
+        """Return the number of samples from a position to the end of the training, at this batch."""
         before, until = (
             interpolated(one, self._ends, self._sample_curve(float(batch))) for one in (at.progress, self.total)
         )
@@ -483,7 +487,7 @@ class TrainingCurve:
         return at.progress >= self.total * (1.0 - 1e-12)
 
     def next_pass(self, at: Position) -> tuple[Position, bool]:
-        """Return the position at the start of the next pass, and True if early stopping ends the training there."""
+        """Return the position at the start of the next pass, and True if early stopping ends the training now."""
         app, reached, gives_up = self.application, at.reached, False
         if app.patience:
             full = len(reached) >= app.patience
@@ -492,7 +496,7 @@ class TrainingCurve:
         return replace(at, epoch=at.epoch + 1, cursor=0, reached=reached), gives_up
 
     def accuracy(self, at: Position, batch: int) -> float | None:
-        """Return the validation metric at a position; None for a negative or unknown metric."""
+        """Return the validation metric at a position; None if it is negative or unknown."""
         metric = self.application.metric_at(at.progress, batch)
         return metric if math.isfinite(metric) and metric >= 0 else None
 

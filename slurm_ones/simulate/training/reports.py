@@ -1,4 +1,4 @@
-"""Files of a simulated job, in the wrapper's format. Its reports have the true values plus noise."""
+"""Files of a simulated job, in the wrapper's format. Reported values are the true ones plus noise."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from slurm_ones.simulate.training.application import Position, TrainingCurve
 from slurm_ones.simulate.training.strategies import FP32
 
 KEPT = 2
-"""Checkpoints kept: the newest and the one before."""
+"""Number of checkpoints kept: the newest, and the one before."""
 
 
 class JobFiles:
-    """Directory of one job. Reports are buffered until `flush`, which is called before anything reads them."""
+    """A job's directory. Reports are buffered until `flush`, which must be called before they are read."""
 
     def __init__(self, work_dir: Path, job_id: int) -> None:
         self.directory = work_dir / protocol.directory_name(job_id)
@@ -31,10 +31,10 @@ class JobFiles:
         self._seen: tuple[int, int] | None = None
         self._checkpoints: list[str] = []
         self.order: protocol.Order | None = None
-        """Order in force: the one with the highest number that this run has read."""
+        """Order with the highest number that this run has read."""
 
     def open(self, restart: int, spec: protocol.Spec) -> None:
-        """Start the files of a run."""
+        """Prepare the job's directory for a run, and write its spec."""
         self.flush()
         if not self.directory.exists():
             self.directory.mkdir()
@@ -47,7 +47,7 @@ class JobFiles:
         (self.directory / protocol.SPEC).write_bytes(protocol.encode(spec))
 
     def report(self, time: float, report: protocol.Report) -> None:
-        """Buffer a line of the run's reports."""
+        """Buffer a report of the run."""
         self._number += 1
         self._lines.append(protocol.encode_report(self._number, time, report))
 
@@ -59,7 +59,7 @@ class JobFiles:
             self._lines.clear()
 
     def checkpoint(self, step: int) -> str:
-        """Write a complete checkpoint and remove old ones; return its name."""
+        """Write a complete checkpoint, remove old checkpoints, and return the name of the new one."""
         name = f"step-{step:09d}"
         folder = self.directory / protocol.CHECKPOINTS
         if name not in self._checkpoints:
@@ -73,7 +73,7 @@ class JobFiles:
         return name
 
     def newer_order(self) -> bool:
-        """Return True if the file of orders has changed since the last check, and update `order`."""
+        """Return True if the file of orders has changed since the last call, and update `order`."""
         try:
             info = self._orders.stat()
         except FileNotFoundError:
@@ -88,17 +88,17 @@ class JobFiles:
         return True
 
     def reread_order(self) -> None:
-        """Read the order in force again, as a new run does."""
+        """Read the current order again, as a new run does."""
         self._seen = self.order = None
         self.newer_order()
 
 
 GROUP, IMPORTS = 0.2, 0.6
-"""Shares of the launch time: to build the process group, and to import torch and the user's script."""
+"""Shares of the launch time: to create the process group, and to import torch and the user's script."""
 
 
 class Reporter:
-    """Writer of one job's reports. If `files` is None, it writes nothing."""
+    """Writer of one job's reports. Without `files` it writes nothing."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class Reporter:
         rng: np.random.Generator,
         declares: float = 1.0,
     ) -> None:
-        """Report `declares` times as many epochs as are trained; with 0, report no number of epochs."""
+        """Create a writer that reports `declares` times as many epochs as the job trains; no number of epochs if 0."""
         app = curve.application
         epochs = max(round(curve.epochs * declares), 1) if declares > 0 else 0
         # Gradients are accumulated where a batch does not fit at once, so one GPU takes all of it.
@@ -130,13 +130,13 @@ class Reporter:
         self._from = 0
         self._seconds = 0.0
         self._first: tuple[float, int] | None = None
-        """Time and step of the run's `Hello` report until the run's first step is reported; then None."""
+        """Time and step at the run's start, until its first step is reported; then None."""
         self._last: tuple[float, int] | None = None
-        """Time of the last report, and the number of ranks then; None before the first report."""
+        """Time of the last report, and number of ranks at that time; None before the first report."""
         self._resizes = 0
 
     def update_spec(self, at: Position) -> None:
-        """Write the spec again if the limits of the job's strategy have changed."""
+        """Write the spec again if the limits of the job's strategy have changed since."""
         by = self._curve.application.by
         if self._files is None or by is None or self.spec.limits is None:
             return
@@ -155,8 +155,8 @@ class Reporter:
         *,
         restored: bool = True,
     ) -> None:
-        """Report the start of a run, from a checkpoint if `restored`. The next throughput report counts steps from
-        here."""
+        """Report the start of a run, from a checkpoint if `restored`. The next throughput report counts from this
+        moment."""
         if self._files is None:
             return
         spec, world, now = self.spec, sum(placement), self._timeline.now
@@ -193,18 +193,19 @@ class Reporter:
         self.due = now + self._settings.first_report_s
 
     def ran(self, seconds: float) -> None:
-        """Count these seconds as time spent on steps since the last report."""
+        """Add to the seconds spent in steps since the last throughput report."""
         self._seconds += seconds
 
     def _first_step(self, at: Position) -> None:
-        """Report the run's first step, if it was not reported yet. Its time is the mean of all steps so far."""
+        """Report the run's first step, if there was one and it is not reported yet. Its duration is the mean of all
+        steps so far."""
         if self._first is not None and at.step > self._first[1]:
             (begun, step), self._first = self._first, None
             seconds = self._seconds / (at.step - step)
             self._append(protocol.First(step + 1, seconds), begun + seconds)
 
     def throughput(self, at: Position, batch: int) -> None:
-        """Report the steps since the last report, if there were any, and schedule the next report."""
+        """Report the steps since the last throughput report, if there were any. Set the time of the next report."""
         if self._files is None:
             return
         samples = self._curve.used(at) - self._from
@@ -236,15 +237,15 @@ class Reporter:
         )
 
     def batch(self, at: Position, batch: int, order: int) -> None:
-        """Report a change of batch by an order."""
+        """Report that an order has changed the batch."""
         self._append(protocol.Batch(at.step, batch, batch / self.spec.base_batch, order))
 
     def checkpoint(self, at: Position, name: str, seconds: float, order: int | None) -> None:
-        """Report a durable checkpoint."""
+        """Report that a checkpoint has been written."""
         self._append(protocol.Checkpoint(name, at.epoch, at.cursor, at.step, 0, seconds, stall_s=seconds, order=order))
 
     def membership(self, at: Position, batch: int, placement: Sequence[int], **change: Any) -> None:
-        """Report a new membership. `change` has further fields of the report, such as why it changed."""
+        """Report a new membership. `change` has further fields of the report, such as the reason for the change."""
         now, world = self._timeline.now, sum(placement)
         self._append(
             protocol.Membership(

@@ -1,4 +1,4 @@
-"""Simulated jobs that train by a strategy: the limits that each job reports, and its true speed.
+"""Simulated jobs with a training strategy: the limits that each job reports, and its true speed.
 
 Memory and sent bytes follow formulas of published systems, per transformer layer and optimizer step:
 
@@ -8,8 +8,8 @@ Memory and sent bytes follow formulas of published systems, per transformer laye
 - leader SGD (Teng et al., 2019, arXiv 1905.10395)
 - fused jobs (Wang et al., 2021, arXiv 2102.02344)
 
-A simulated link has a bandwidth inside a node, another one between nodes, and a time per message. A job reports the
-bytes that it sends, but not its links.
+Links have a bandwidth inside a node, another one between nodes, and a time per message. A job reports the bytes that it
+sends, but not the bandwidths.
 """
 
 from __future__ import annotations
@@ -29,50 +29,49 @@ MOST_ROWS = 256
 
 @dataclass(frozen=True)
 class Links:
-    """Bandwidths of a rank's links, and the time per message."""
+    """Bandwidths between ranks, and the time per message."""
 
     inside: float = 10e9
-    """Bytes/s to another GPU of the same node."""
+    """Bytes/s to a GPU of the same node."""
     across: float = 1.5e9
     """Bytes/s to another node."""
     message_s: float = 15e-6
     """Additional seconds for each message."""
 
     def slower(self, factor: float) -> Links:
-        """Return the links slowed down by a factor."""
+        """Return links on which everything takes `factor` times as long."""
         return Links(self.inside / factor, self.across / factor, self.message_s * factor)
 
 
 @dataclass(frozen=True)
 class TrainedBy:
-    """Training strategy of a simulated job. Jobs in plain data parallel have none."""
+    """Training strategy of a simulated job. A job in plain data parallel has none."""
 
     name: str
     parameters: float
-    """Number of the model's parameters; of fused jobs, the sum over all models."""
+    """Number of the model's parameters; for fused jobs, of all models together."""
     degree: int = 1
-    """Number of GPUs of a replica. They are all on one node."""
+    """Number of GPUs of a replica, which are all on one node."""
     fixed_bytes: float = 0.0
-    """Bytes of memory on each GPU that do not depend on the batch."""
+    """Bytes of memory on each GPU, besides those that grow with the batch."""
     sample_bytes: float = 0.0
-    """Bytes of memory on each GPU for each sample of its replica's batch."""
+    """Bytes of memory on each GPU, for each sample of its replica's local batch."""
     replica_bytes: float = 0.0
-    """Bytes that a rank sends to the ranks of its replica for each sample."""
+    """Bytes that a rank sends inside its replica, for each sample."""
     weight_bytes: float = 0.0
-    """Bytes that a rank sends to the ranks of its replica in each pass, whatever the number of samples."""
+    """Bytes that a rank sends inside its replica in each pass, besides those for each sample."""
     shared: float = 1.0
     """Share of the parameters that a rank exchanges with other replicas."""
     element: float = FP32
     """Bytes per parameter in the exchange with other replicas."""
     period: int = 1
-    """Steps between two exchanges with other replicas."""
+    """Number of steps from one exchange with other replicas to the next."""
     messages: int = 0
-    """Number of messages that a rank sends within its replica in each pass, one after the other."""
+    """Number of messages that a rank sends inside its replica in each pass, one after the other."""
     quantum: int = 1
-    """Number by which each replica's batch must be divisible."""
+    """Divisor that each replica's batch must have."""
     packed: float = 1.0
-    """Factor by which the exchange becomes smaller after `from_share` of the training. The batch is fixed from then on.
-    """
+    """Factor by which the exchange shrinks after `from_share` of the training. From then on the batch is fixed."""
     from_share: float = 2.0
     exact: bool = True
     reshards: bool = False
@@ -85,14 +84,14 @@ class TrainedBy:
         return share >= self.from_share
 
     def between(self, replicas: Floats | float, share: float) -> Floats | float:
-        """Return the mean bytes per step that a rank sends to other replicas."""
+        """Return the mean bytes that a rank sends to other replicas in a step."""
         ring = 2.0 * (replicas - 1.0) / np.maximum(replicas, 1.0) * self.shared * self.parameters * self.element
         return ring / self.period / (self.packed if self.frozen(share) else 1.0)
 
     def limits(self, most_gpus: int, local: int, share: float = 0.0) -> StrategyLimits:
         """Return the limits that the job reports after this `share` of its training, for up to `most_gpus` GPUs.
 
-        The bytes in them are those of a pass with `local` samples.
+        Their bytes per sample are those of a pass with `local` samples.
         """
         sizes = range(self.degree, min(most_gpus, MOST_ROWS * self.degree) + 1, self.degree)
         rows = tuple(self._row(gpus, local, share) for gpus in sizes)
@@ -117,24 +116,24 @@ class TrainedBy:
 
 @dataclass(frozen=True)
 class StrategySpeed:
-    """Step time of a job that trains by a strategy.
+    """Step time of a job with a training strategy.
 
-    Each pass computes, then exchanges within a replica. The exchange between replicas overlaps with both in part (see
-    `catalogue.ParametricSpeed`).
+    Each pass computes, then exchanges inside the replica. The exchange with other replicas overlaps with both in part
+    (see `catalogue.ParametricSpeed`).
     """
 
     by: TrainedBy
     fixed: float
-    """Seconds of a pass whatever the number of samples."""
+    """Seconds of a pass, besides those for each sample."""
     sample: float
-    """Seconds that one GPU takes per sample."""
+    """Seconds per sample on one GPU."""
     links: Links = Links()
     overlap: float = 1.6
     share: float = 0.0
-    """Share of the training that is done."""
+    """Share of the training that is already done."""
 
     def step(self, nodes: int, gpus: int, local: Floats) -> tuple[Floats, Floats]:
-        """See `application.Speed`; `local` is the number of samples of a replica."""
+        """See `application.Speed`. `local` is the local batch of a replica."""
         by, samples = self.by, np.asarray(local, dtype=np.float64)
         replicas = gpus / by.degree  # a part of one, where a job is timed on fewer GPUs than it can run on
         compute: Floats = self.fixed + self.sample * samples / by.degree
@@ -149,21 +148,21 @@ class StrategySpeed:
         return step, step - compute
 
     def perturbed(self, compute: float, exchange: float) -> StrategySpeed:
-        """Return this speed with the times of compute and of exchange multiplied by these factors."""
+        """Return this speed with compute times multiplied by `compute`, and exchange times by `exchange`."""
         return replace(
             self, fixed=self.fixed * compute, sample=self.sample * compute, links=self.links.slower(exchange)
         )
 
     def later(self) -> StrategySpeed:
-        """Return this speed from the time on when the exchange is smaller (`TrainedBy.packed`)."""
+        """Return this speed for the rest of the training after `from_share`, when the exchange is smaller."""
         return replace(self, share=self.by.from_share)
 
 
 def ring(length: int, hidden: int, layers: int, degree: int) -> TrainedBy:
     """Return ring attention over N = `degree` GPUs.
 
-    Each GPU has all weights, and a part of each sample's activations. In each layer a GPU sends keys and values in
-    blocks of length/N × hidden: 2 (N - 1) blocks in the forward pass, 4 N - 2 in the backward pass.
+    Each GPU has all weights, and a part of each sample's sequence. In each layer a GPU sends blocks of keys or values,
+    each of length/N × hidden numbers: 2 (N - 1) blocks in the forward pass, 4 N - 2 in the backward pass.
     """
     block = length / degree * hidden * FP16 * layers
     parameters = 12.0 * hidden**2 * layers
@@ -180,7 +179,7 @@ def ring(length: int, hidden: int, layers: int, degree: int) -> TrainedBy:
 
 
 def mesh(length: int, hidden: int, layers: int, side: int) -> TrainedBy:
-    """Return 2D tensor parallelism on q × q GPUs (q = `side`), which share out weights and activations.
+    """Return 2D tensor parallelism on q × q GPUs (q = `side`), each with a part of the weights and of the activations.
 
     In each layer's forward pass a GPU sends (q - 1)/q² × (7 BLH + 12 H²) numbers, for batch B, length L and hidden size
     H. In the backward pass it sends twice as many.
@@ -205,9 +204,9 @@ def mesh(length: int, hidden: int, layers: int, side: int) -> TrainedBy:
 
 
 def onebit(parameters: float, warm_up: float) -> TrainedBy:
-    """Return 1-bit LAMB. It exchanges numbers of 16 bits for `warm_up` of the training, then of 1 bit.
+    """Return 1-bit LAMB: ranks exchange 16-bit numbers during a share `warm_up` of the training, then 1-bit numbers.
 
-    After the warm-up the variance and the batch are fixed.
+    After the warm-up the optimizer's variance and the batch are fixed.
     """
     return TrainedBy(
         "onebit-lamb",
@@ -224,7 +223,7 @@ def onebit(parameters: float, warm_up: float) -> TrainedBy:
 
 
 def leader(parameters: float, period: int) -> TrainedBy:
-    """Return leader SGD: the best rank sends its weights to all others every `period` steps."""
+    """Return leader SGD: every `period` steps the best rank sends its weights to all others."""
     return TrainedBy(
         "lsgd", parameters, shared=0.5, period=period, exact=False,
         carries=("the leader's weights and moments",), resets=("the followers' weights",),

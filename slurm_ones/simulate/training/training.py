@@ -1,7 +1,8 @@
-"""A simulated training job. Like the wrapper, it launches, trains, reports, writes checkpoints, and obeys orders.
+"""A simulated training job. Like a job with the wrapper, it launches, trains, reports, writes checkpoints and obeys
+orders.
 
-A job has one or more blocks. A plain job's run is its only block. In a job of blocks each block is a task of a Slurm
-array, and blocks join and leave while the job trains.
+A job consists of one or more blocks. A plain job has one block, its run. In a job of blocks each block is a task of a
+Slurm array, and blocks join and leave while the job trains.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ from slurm_ones.simulate.training.reports import JobFiles, Reporter
 ORDER_POLL_S = 0.1
 """Interval in seconds at which a drained job checks for a newer order."""
 TERMINATED = 128 + 15
-"""Exit code of a run that ended on SIGTERM."""
+"""Exit code of a run that was ended by SIGTERM."""
 PEER_LOST = 103
-"""Exit code of ranks after the loss of another rank."""
+"""Exit code of a run that ended because another rank was lost."""
 LOOK_S = 0.5
-"""Seconds from a block's start until it exits because no order names it."""
+"""Seconds until a block exits because the current order does not name it, or because the job is over."""
 
 
 class Phase(str, Enum):
-    """Phase of a run, from its launch to its end."""
+    """Phase of a job's run, from launch to end."""
 
     GONE = "gone"
     LAUNCHING = "launching"
@@ -43,27 +44,27 @@ class Phase(str, Enum):
     SWITCHING = "switching"
     """Training pauses while blocks of the job join or leave."""
     RECOVERING = "recovering"
-    """A block was lost, and the remaining blocks form a new group."""
+    """A block was lost, and training pauses until the remaining blocks form a new group."""
 
 
 @dataclass
 class Interval:
-    """Steps of training at one size and batch, from a position on."""
+    """Training steps at one size and batch, from a position on."""
 
     begun: float
     at: Position
     batch: int
     rate: float
-    """Samples/s of the training."""
+    """Throughput in samples/s."""
 
     def samples(self, now: float, most: int) -> int:
-        """Return the samples used in whole steps up to `now`; at most `most`, the number left in the pass."""
+        """Return the samples used in whole steps up to `now`, at most `most`, the samples that are left in the pass."""
         steps = math.floor((now - self.begun) * self.rate / self.batch + 1e-6)
         return min(steps * self.batch, most)
 
     def boundary(self, time: float, most: int) -> int:
-        """Return the samples used at the first step boundary after `time`. The last boundary is at `most`, the samples
-        left in the pass."""
+        """Return the samples used up to the first step boundary after `time`. The end of the pass, after `most`
+        samples, is the last boundary."""
         if (time - self.begun) * self.rate >= most:
             return most
         steps = max(math.ceil((time - self.begun) * self.rate / self.batch - 1e-6), 1)
@@ -71,10 +72,10 @@ class Interval:
 
 
 class Training:
-    """One training job over all its runs. The runs of a job of blocks are its terms.
+    """Training of one job over all its runs. In a job of blocks, a run is a term.
 
-    Without `files` the job behaves like a script without the wrapper: it writes no reports or checkpoints, and obeys no
-    orders.
+    Without `files` the job behaves like a script without the wrapper: it writes no reports and no checkpoints, and
+    obeys no orders.
     """
 
     def __init__(
@@ -88,8 +89,8 @@ class Training:
         rng: np.random.Generator,
         hot: Hot | None = None,
     ) -> None:
-        """Use `start_s` as the seconds of a start, and `hot` as the costs of changing a job of blocks (None for a plain
-        job)."""
+        """Create the training. `start_s` is the duration of a start in seconds. `hot` has the costs of changes in a job
+        of blocks; it is None for a plain job."""
         self.hot = hot
         self.submission = submission
         self.application = application
@@ -97,36 +98,36 @@ class Training:
         self.curve = TrainingCurve(application, submission.epochs)
         self.finished = False
         self.trained_s = 0.0
-        """GPU-seconds spent training."""
+        """GPU-seconds spent training so far."""
         self.misplaced: list[str] = []
-        """Descriptions of starts on numbers of GPUs that the job's strategy cannot use."""
+        """Description of each start on a number of GPUs that the job's strategy cannot use."""
         self.lost_samples = 0
-        """Number of samples that must be used again, since no checkpoint has their progress."""
+        """Number of samples that were used but are not in a checkpoint, so that they were used again."""
         self.phase = Phase.GONE
         self.batch = 0
-        """Global batch in force."""
+        """Global batch in use."""
         self.exited: Callable[[int, int], None] = lambda task, code: None
         """Called with task and exit code when a block ends by itself."""
         self.over: Callable[[], None] = lambda: None
-        """Called at the end of the job, to cancel its waiting tasks."""
+        """Called when the training has ended, to cancel the job's waiting tasks."""
         self.on_switch: Callable[[float], None] = lambda pause_s: None
-        """Called with the seconds of the pause when training pauses to change the membership."""
+        """Called when training pauses for a change of membership, with the seconds of the pause."""
         self.generation = 0
         self.members: tuple[int, ...] = ()
-        """Tasks of the blocks that train together, in rank order; the first is the leader."""
+        """Task numbers of the blocks that train together, in rank order. The first is the leader."""
         self._gone: tuple[int, frozenset[int]] = 0, frozenset()
-        """Number of the last order, and tasks that ended after it. The job does not wait for these unless they start
-        again."""
+        """Number of the current order, and tasks that ended after it. The job does not wait for these tasks unless they
+        start again."""
         self.speeds: Mapping[str, float] = {}
         """Relative speeds of the slow nodes, by name."""
         self.kinds: Mapping[str, str] = {}
         """Kind of GPU of each node; empty if all are equal."""
         self.on: Mapping[str, Application] = {"": application}
-        """The application on each kind of GPU."""
+        """Application on each kind of GPU."""
         self.nodes: Mapping[str, int] = {}
-        """GPUs on each node while the job trains, or when it last trained."""
+        """GPUs on each node with which the job trains, or last trained."""
         self.changes: int | None = None
-        """Number of changes of the job's GPUs; None if these are to be counted in Slurm's records."""
+        """Number of changes of the job's GPUs; None if they are to be counted from Slurm's records."""
         self._timeline = timeline
         self._settings = settings
         self._start_s = start_s
@@ -136,17 +137,17 @@ class Training:
         least = application.min_batch or application.base_batch
         self.requested_batch = min(max(submission.batch, least), application.max_batch)
         self.durable = Position(wanted=self.requested_batch)
-        """Position in the newest checkpoint."""
+        """Position stored in the newest checkpoint."""
         self._position = self.durable
         self.term = -1
-        """Number of the present run (for a job of blocks: term); -1 before the first."""
+        """Number of the present run or, in a job of blocks, of the present term; -1 before the first."""
         self.blocks: dict[int, SimulatedBlock] = {}
         """Running blocks, by task number."""
         self._leader = -1
         self._ordered_at = 0.0
         """Time at which the job first read its current order."""
         self._joining: tuple[int, ...] = ()
-        """Members after the change under way; empty if none is under way."""
+        """Members after the change that is under way; empty if none is."""
         self._placement: tuple[int, ...] = ()
         self._slowdown = NONE
         self._event: Event | None = None
@@ -158,11 +159,11 @@ class Training:
     # -- what Slurm does with it ---------------------------------------------------------------------------------
 
     def program(self, task: int = 0) -> BlockProgram:
-        """Return the program that Slurm runs for this task, or for the whole of a plain job."""
+        """Return the program that Slurm runs for this task; for a plain job, task 0 is the whole job."""
         return BlockProgram(self, task)
 
     def block_starts(self, block: SimulatedBlock) -> None:
-        """Start a block: a task of the array, or a whole plain job."""
+        """Start a block: a task of the array, or the run of a plain job."""
         self.blocks[block.task] = block
         self._gone = self._gone[0], self._gone[1] - {block.task}
         if self.finished:
@@ -174,8 +175,8 @@ class Training:
             self._prepare(block)
 
     def block_stops(self, task: int, *, killed: bool) -> float:
-        """Stop a block and return the seconds until its processes end. The other blocks are notified unless it was
-        `killed`."""
+        """Stop a block, and return the seconds until its processes end. With `killed`, the other blocks get no notice
+        of it."""
         block = self.blocks.pop(task, None)
         if block is None:
             return self._settings.stop * self._start_s
@@ -188,7 +189,7 @@ class Training:
         return self._settings.stop * self._start_s
 
     def lose_store(self) -> None:
-        """Lose the store by which the blocks find each other. They begin a new term from memory."""
+        """Make the blocks lose the store through which they communicate. They begin a new term from memory."""
         if self.phase not in (Phase.GONE, Phase.LAUNCHING, Phase.RECOVERING):
             self._count_until_now()
             self._recover()
@@ -196,7 +197,7 @@ class Training:
     # -- founding ------------------------------------------------------------------------------------------------
 
     def _found(self, task: int) -> None:
-        """Let this block begin a term from the last checkpoint, since no block leads."""
+        """Let this block begin a term from the last checkpoint, because there is no leader."""
         block = self.blocks[task]
         self.members, self._joining = (task,), ()
         self._position = self.durable
@@ -218,7 +219,7 @@ class Training:
             self._look_soon()
 
     def _begin_term(self, launch_s: float, load_s: float, *, restored: bool) -> None:
-        """Begin a term: its leader writes the first report, and training starts."""
+        """Begin a term: the leader writes the first report, and training starts."""
         if self.hot is None:
             self.term = self.blocks[self.members[0]].restart
         else:
@@ -254,7 +255,7 @@ class Training:
     # -- blocks that join and leave ------------------------------------------------------------------------------
 
     def _prepare(self, block: SimulatedBlock) -> None:
-        """Launch a block, and note when it is ready. If the current order does not name it, let it exit."""
+        """Launch a block, so that it can join once it is ready. It exits if the current order does not name it."""
         if self.phase is not Phase.LAUNCHING and not self._named(block.task):
             self._leave_soon(block)
             return
@@ -270,13 +271,16 @@ class Training:
         block.event = self._timeline.after(self._launch_s, ready)
 
     def _named(self, task: int) -> bool | None:
-        """Return True if the current order names this block, as blocks that start while others train need. Return False
-        if it names others, so that a ready block must exit; None if it names none."""
+        """Return True if the current order names this block, False if it names only other blocks, and None if it names
+        none.
+
+        While others train, only a named block may launch. A ready block exits if it is not named and others are.
+        """
         order = self._believed()
         return None if order is None or order.blocks is None else task in order.blocks
 
     def _leave_soon(self, block: SimulatedBlock) -> None:
-        """Let a block exit by itself, because no order names it or the job is over."""
+        """Let a block exit by itself after `LOOK_S` seconds: no order names it, or the job is over."""
         if block.leaves:
             return
         block.leaves = True
@@ -294,7 +298,7 @@ class Training:
             self._schedule_boundary()
 
     def _believed(self) -> Order | None:
-        """Return the current order; None if it is for a later term."""
+        """Return the current order; None if there is none, or if it is for a later term."""
         order = self.files.order if self.files is not None else None
         return order if order is not None and order.restart <= max(self.term, 0) else None
 
@@ -309,7 +313,7 @@ class Training:
         return next_members(wanted, self.members, self.blocks, self._timeline.now)
 
     def _switches(self) -> bool:
-        """Change the membership if that is due; return True if training pauses for it."""
+        """Begin the change of membership that is due, if there is one. Return True if training pauses for it."""
         for block in [b for b in self.blocks.values() if b.launched and b.task not in self.members]:
             if self._named(block.task) is False:
                 self._leave_soon(block)
@@ -321,7 +325,7 @@ class Training:
         return True
 
     def _switch(self, plan: tuple[int, ...], why: str) -> None:
-        """Pause training until the new membership is in force."""
+        """Pause training for a change of membership to `plan`. `why` is the reason in the report."""
         self.phase, self._joining = Phase.SWITCHING, plan
         assert self.hot is not None
         new, hot = set(plan) - set(self.members), self.hot
@@ -335,7 +339,7 @@ class Training:
         self.on_switch(pause_s)
 
     def _switched(self, why: str, pause_s: float, sent: int, transfer_s: float) -> None:
-        """Put the new membership in force at the end of the pause."""
+        """Put the new membership in force, at the end of the pause."""
         before, self.members, self._joining = self.members, self._joining, ()
         ready_s = max((self.blocks[task].ready_at for task in self.members if task not in before), default=0.0)
         ready_s = max(ready_s - self._ordered_at, 0.0) if ready_s else 0.0
@@ -377,7 +381,7 @@ class Training:
     # -- blocks that are lost ------------------------------------------------------------------------------------
 
     def _lose(self, task: int, *, killed: bool) -> None:
-        """Handle the loss of a block that trained. The remaining blocks, if there are any, continue from memory."""
+        """Handle the loss of a member. The remaining members, if any, continue from memory."""
         self._count_until_now()
         self.members = tuple(member for member in self.members if member != task)
         if not self.members:
@@ -400,7 +404,7 @@ class Training:
         self._look_soon()
 
     def _all_gone(self) -> None:
-        """Return to the last checkpoint, because no member is left. If another block is starting, it continues from
+        """Go back to the last checkpoint, because no member is left. If another block is starting, it begins a term
         there."""
         if self.phase is Phase.DRAINED:
             self._reporter.bye(self._position, "drained", TERMINATED)
@@ -412,8 +416,8 @@ class Training:
             self._found(waiting[0].task)
 
     def _recover(self) -> None:
-        """Write a checkpoint from memory, unless the disk fails. Then let one block begin a term, which the others
-        join."""
+        """Write a checkpoint from memory, unless the disk fails. Then one block begins a term from the last checkpoint,
+        and the others join it."""
         assert self.hot is not None and self.files is not None
         if self.phase is not Phase.RECOVERING:
             with suppress(OSError):
@@ -443,19 +447,19 @@ class Training:
 
     @property
     def position(self) -> Position:
-        """Present position, counted in whole steps."""
+        """Present position, counting whole steps only."""
         if self.phase is not Phase.TRAINING:
             return self._position if self.phase is not Phase.GONE else self.durable
         return self._after(self._interval.samples(self._timeline.now, self._left))
 
     @property
     def drained_for(self) -> int | None:
-        """Number of the drain order for which the job wrote a checkpoint and now waits. None if it does not wait."""
+        """Number of the drain order after which the job waits for its requeue; None if it is not drained."""
         return self._obeyed if self.phase is Phase.DRAINED else None
 
     @property
     def goodput(self) -> float:
-        """Present progress/s; 0 if the job does not train."""
+        """Present goodput in progress/s; 0 if the job does not train."""
         if self.phase is not Phase.TRAINING:
             return 0.0
         app = self.application
@@ -494,9 +498,9 @@ class Training:
         self.phase = Phase.GONE
 
     def _in_force(self, wanted: int) -> int:
-        """Return the batch that the job uses if `wanted` is ordered, as the wrapper does.
+        """Return the batch that the job uses if a batch of `wanted` is requested, as the wrapper computes it.
 
-        It is rounded to a batch that the ranks can share. If the strategy fixes the batch, it stays.
+        It is rounded to a batch that the ranks can share. It does not change if the strategy has fixed the batch.
         """
         limits = self.application.limits(self._position.progress)
         if limits is not None and limits.batch_fixed and self.batch:
@@ -506,7 +510,7 @@ class Training:
         return max(batch // row.quantum, 1) * row.quantum if row is not None else batch
 
     def _check_size(self) -> None:
-        """Record a start on a number of GPUs that the strategy cannot use. A real job would end there."""
+        """Note a start on a number of GPUs that the strategy cannot use. A real job would fail there."""
         limits = self.application.limits(self.durable.progress)
         if limits is None:
             return
@@ -527,7 +531,7 @@ class Training:
         self._schedule_boundary()
 
     def _schedule_boundary(self) -> None:
-        """Schedule the step boundary at which something is due next."""
+        """Schedule the next step boundary at which something is due, such as a report, a checkpoint or an order."""
         interval, left = self._interval, self._left
         due = [self._reporter.due, self._checkpoint_at]
         if self._order_due:
@@ -548,7 +552,7 @@ class Training:
         self._interval = Interval(now, self._position, self.batch, self._interval.rate)
 
     def _boundary(self, samples: int) -> None:
-        """Handle a step boundary at which something is due."""
+        """Do what is due at this step boundary."""
         now = self._timeline.now
         self._count_training(samples)
         gives_up = False
@@ -569,7 +573,7 @@ class Training:
         self._train()
 
     def _end_epoch(self) -> bool:
-        """Report the end of a pass and go on to the next; return True if early stopping ends the training."""
+        """Report the end of a pass, and begin the next. Return True if early stopping ends the training."""
         ended = self._position
         self._position, gives_up = self.curve.next_pass(ended)
         self._reporter.epoch(ended, self.batch)
@@ -592,17 +596,17 @@ class Training:
     # -- what an oracle does with it -----------------------------------------------------------------------------
 
     def speed_on(self, kind: str) -> float:
-        """Return the samples/s that the job would have if all its GPUs were of this kind."""
+        """Return the samples/s that the job would have with all its GPUs of this kind."""
         app = self.on[kind].at(self._position.progress)
         return app.placed_speed(self._placement, float(self.batch or self._position.wanted), self._slowdown)
 
     def save_at_once(self, wanted: int) -> None:
-        """Write a checkpoint in no time. The next run begins with batch `wanted`."""
+        """Write a checkpoint in no time. The next run begins with the batch `wanted`."""
         self._count_until_now()
         self.durable = self._position = replace(self._position, wanted=wanted)
 
     def go_on(self, gpus: Mapping[str, int], batch: int, pause_s: float) -> None:
-        """Pause for `pause_s` seconds, then train on with these GPUs and this batch."""
+        """Pause for `pause_s` seconds, then train with these GPUs and this batch."""
         self._count_until_now()
         self._hold(gpus)
         self.phase = Phase.SWITCHING
@@ -611,7 +615,7 @@ class Training:
         self._then(self._timeline.now + pause_s, self._train)
 
     def adjust(self, batch: int, exchange: float) -> None:
-        """Train on with this batch, and with gradient exchange that takes `exchange` times as long."""
+        """Train with this batch, and with gradient exchanges that take `exchange` times as long, from now on."""
         if (batch, exchange) == (self._position.wanted, self._slowdown.exchange):
             return
         self._count_until_now()
@@ -628,7 +632,7 @@ class Training:
     # -- orders and checkpoints ----------------------------------------------------------------------------------
 
     def check_orders(self) -> None:
-        """Read a new order, if there is one. This is called before simulated time passes."""
+        """Read a new order, if there is one. The world calls this before virtual time passes."""
         if self.files is None or self.phase in (Phase.GONE, Phase.LAUNCHING):
             return
         before = self.files.order
@@ -651,13 +655,13 @@ class Training:
         return order if is_new else None
 
     def _resume(self) -> None:
-        """Let a drained job train on, because a newer order came or its wait is over. It obeys the order at the next
-        boundary."""
+        """Let a drained job train again, because a newer order came or its wait is over. It obeys the order at the next
+        step boundary."""
         self._order_due = self._new_order() is not None
         self._train()
 
     def _obey(self) -> bool:
-        """Carry out the current order; return True if training stops for it."""
+        """Carry out the current order. Return True if training pauses for it."""
         if self.hot is not None and self._switches():
             return True
         order = self._new_order()
@@ -704,27 +708,27 @@ class Training:
 
 
 PATIENCE_S = 3.0
-"""Seconds that the job waits for more new blocks after one is ready."""
+"""Longest time, in seconds, that a ready block waits for other new blocks before it joins."""
 
 
 @dataclass
 class SimulatedBlock:
-    """One start of a block: of an array's task, or of a plain job."""
+    """A block: one start of a task of the array, or one run of a plain job."""
 
     task: int
     restart: int
     gpus: Mapping[str, int]
     launched: bool = False
-    """True once the block has built its model, so that it can join the others or begin a term."""
+    """True once the block has built its model, so that it can join others or begin a term."""
     ready_at: float = 0.0
     leaves: bool = False
-    """True once the block is about to exit because it is not needed."""
+    """True if the block is about to exit because it is not needed."""
     event: Event | None = None
     """Next scheduled event of the block."""
 
 
 class BlockProgram:
-    """Program of one task of the array, or of a plain job, as Slurm runs it."""
+    """Program that Slurm runs for one task of the array, or for a plain job."""
 
     def __init__(self, training: Training, task: int) -> None:
         self._training = training
@@ -742,7 +746,8 @@ class BlockProgram:
 
 
 def led_first(members: Sequence[int], wanted: Sequence[int]) -> list[int]:
-    """Sort members whose leader has left. The new leader is the first block that the order names."""
+    """Return the members with a new leader in front, after their leader has left. It is the first of them that the
+    order names."""
     first = min(members, key=[*wanted, *members].index)
     return [first, *(task for task in members if task != first)]
 
@@ -750,11 +755,11 @@ def led_first(members: Sequence[int], wanted: Sequence[int]) -> list[int]:
 def next_members(
     wanted: Sequence[int] | None, members: Sequence[int], blocks: Mapping[int, SimulatedBlock], now: float
 ) -> tuple[int, ...] | None:
-    """Return the blocks that are to train next, in rank order; None if nothing changes yet.
+    """Return the members after the next change, in rank order; None if no change is due yet.
 
-    Members that stay come before blocks that join. The job waits until all `wanted` blocks are ready, but at most
-    `PATIENCE_S` seconds after the first one is. No member leaves before. If no order names blocks, all ready blocks
-    join.
+    Members that stay come first, then blocks that join. The job waits until all `wanted` blocks are ready, but at most
+    `PATIENCE_S` seconds after the first new block is. Until then no member leaves. If no order names blocks, all ready
+    blocks join.
     """
     if wanted is None:
         wanted = sorted({*blocks, *members})

@@ -1,1 +1,1 @@
-"""Submissions and applications: generated workloads, measured profiles, and files of published studies."""
+"""Workloads: generated ones, measured profiles of applications, and files of published studies and traces."""

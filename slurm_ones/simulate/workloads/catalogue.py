@@ -1,9 +1,8 @@
-"""Kinds of training jobs, from which workloads are generated without measurements.
+"""Kinds of training jobs from which workloads are generated. Their speeds were not measured.
 
-The figures are round numbers for GPUs like V100 and T4, four on a node, and were not measured. Each kind names its
-model. A workload changes the figures at random by its seed, so that no policy can be tuned to them. Jobs with a
-training strategy assume GPUs of 16 GB and about 40 TFLOP/s. Their memory and bytes follow the formulas of
-`training.strategies`.
+The figures are round numbers for GPUs like V100 and T4, with four GPUs per node. Each kind is named after its model. A
+workload varies the figures at random, from its seed, so that no policy can be tuned to them. Jobs with a training
+strategy assume GPUs of 16 GB and about 40 TFLOP/s. Their memory and bytes follow the formulas of `training.strategies`.
 """
 
 from __future__ import annotations
@@ -19,25 +18,24 @@ from slurm_ones.simulate.training.application import Application
 from slurm_ones.simulate.training.strategies import StrategySpeed, TrainedBy, fused, leader, mesh, onebit, ring
 
 Size = Literal["small", "medium", "large", "extra-large"]
-"""Size of a job by the GPU-hours that it would take on one GPU. "small" ends at 1.5, "medium" at 12 and "large"
-at 60."""
+"""Size of a job by the GPU-hours that it takes on one GPU: "small" up to 1.5, "medium" up to 12, "large" up to 60."""
 
 DROP = 3.0
-"""Factor by which the noise scale rises when the learning rate drops."""
+"""Factor by which the gradient noise scale jumps up when the learning rate drops."""
 
 
 @dataclass(frozen=True)
 class ParametricSpeed:
     """Step time from compute and gradient exchange, which overlap in part (Pollux, OSDI 2021, §3.2).
 
-    compute = a + b × local batch, and exchange = c + d × (GPUs − 2). c and d differ inside a node and between nodes.
-    The step takes (compute^γ + exchange^γ)^(1/γ). At γ = 1 the two do not overlap, at a large γ they overlap fully.
+    compute = a + b × local batch, and exchange = c + d × (GPUs − 2), with different c and d inside a node and between
+    nodes. The step takes (compute^γ + exchange^γ)^(1/γ). At γ = 1 they do not overlap, at a large γ they overlap fully.
     """
 
     fixed: float
     """a, in seconds: the part of a step that does not depend on the number of samples."""
     sample: float
-    """b, in seconds per sample, with data loading."""
+    """b, in seconds per sample, data loading included."""
     inside: tuple[float, float]
     """c and d in seconds if all GPUs are on one node."""
     across: tuple[float, float]
@@ -55,7 +53,7 @@ class ParametricSpeed:
         return step, step - compute
 
     def perturbed(self, compute: float, exchange: float) -> ParametricSpeed:
-        """Return this speed with the times of compute and of exchange multiplied by these factors."""
+        """Return this speed with compute times multiplied by `compute`, and exchange times by `exchange`."""
         return ParametricSpeed(
             self.fixed * compute,
             self.sample * compute,
@@ -67,41 +65,43 @@ class ParametricSpeed:
 
 @dataclass(frozen=True)
 class Kind:
-    """Kind of training job, from which `build` makes applications."""
+    """A kind of training job, from which `build` makes an application."""
 
     name: str
     size: Size
     dataset: int
     """Samples per epoch."""
     epochs: int
-    """Number of epochs of a job at the base batch. The last ones bring no improvement if there is early stopping."""
+    """Number of epochs of a job at the base batch. With early stopping, the last `patience` epochs bring no
+    improvement."""
     base_batch: int
     max_batch: int
     max_local_batch: int
     speed: ParametricSpeed | StrategySpeed
     noise: tuple[float, float]
-    """Gradient noise scale in samples at the start and at the end of the training."""
+    """Gradient noise scale in samples, at the start and at the end of the training."""
     top: float
-    """Metric that training at the base batch reaches."""
+    """Final validation metric of training at the base batch."""
     drops: tuple[float, ...] = ()
-    """Points of the training, from 0 to 1, at which the learning rate drops and the noise scale jumps up."""
+    """Moments at which the learning rate drops, as shares of the training. The noise scale jumps up there."""
     tolerance: float = 0.005
-    """Distance below `top`, as a share of it, at which the user still accepts the metric."""
+    """Share of `top` by which the final metric may be lower and still satisfy the user."""
     target: float = math.nan
-    """Metric that the user accepts. NaN to derive it from `tolerance`."""
+    """Metric that satisfies the user; NaN to derive it from `top` and `tolerance`."""
     patience: int = 0
     """Number of epochs without improvement after which the training stops; 0 for no early stopping."""
     pace: float = 0.2
-    """Time constant of the metric's exponential rise, as a share of the training. `patience`, if set, replaces it."""
+    """Time constant of the metric's exponential rise, as a share of the training. With early stopping it is derived
+    from `patience`."""
     too_large: float = 2.0
-    """Largest batch that does not lower the final metric, as a multiple of the noise scale."""
+    """Largest batch that does not lower the final metric, divided by the noise scale."""
     gap: float = 0.02
-    """Share of the metric that is lost each time the batch doubles beyond `too_large`."""
+    """Share of the metric that is lost for each doubling of the batch beyond `too_large`."""
     resize_s: float = 30.0
     parameters: float = 25e6
     """Number of the model's parameters, as published."""
     gpus: int = 0
-    """GPUs that a user requests; 0 to derive them from how well the job scales."""
+    """Number of GPUs that users request; 0 to derive it from how well the job scales."""
     max_gpus: int = 64
     by: TrainedBy | None = None
     """Training strategy; None for plain data parallelism."""
@@ -110,8 +110,8 @@ class Kind:
 def build(
     kind: Kind, *, name: str = "", compute: float = 1.0, exchange: float = 1.0, noise: float = 1.0, length: float = 1.0
 ) -> Application:
-    """Return an application of this kind. The factors multiply its compute, exchange, noise scale and number of
-    samples."""
+    """Return an application of this kind. `compute`, `exchange`, `noise` and `length` are factors on its compute time,
+    exchange time, noise scale and number of samples."""
     dataset = max(round(kind.dataset * length), kind.base_batch)
     doublings = max(math.ceil(math.log2(kind.max_batch / kind.base_batch)), 0)
     batches = np.unique(np.minimum(kind.base_batch * 2 ** np.arange(doublings + 1), kind.max_batch)).astype(np.int64)
@@ -157,7 +157,7 @@ def _noise(kind: Kind, at: Floats) -> Floats:
 def speed(
     fixed_ms: float, per_s: float, inside_ms: tuple[float, float], across_ms: tuple[float, float]
 ) -> ParametricSpeed:
-    """Return a speed from times in milliseconds, and from the samples/s of one GPU at large batches."""
+    """Return a speed from times in milliseconds. `per_s` is the samples/s of one GPU at large batches."""
     inside, across = (inside_ms[0] / 1e3, inside_ms[1] / 1e3), (across_ms[0] / 1e3, across_ms[1] / 1e3)
     return ParametricSpeed(fixed_ms / 1e3, 1.0 / per_s, inside, across)
 
@@ -250,7 +250,7 @@ RING = ring(length=16_384, hidden=1024, layers=24, degree=4)
 MESH = mesh(length=1024, hidden=4096, layers=12, side=2)
 ONEBIT = onebit(parameters=340e6, warm_up=0.2)
 PLAIN = TrainedBy("data parallel", 340e6, fixed_bytes=4 * 4 * 340e6, element=2.0)
-"""Plain data parallel training of the same model that 1-bit LAMB trains."""
+"""Plain data-parallel training of the model that 1-bit LAMB trains, for comparison."""
 LEADER = leader(parameters=26e6, period=16)
 FUSED = fused(parameters=1.5e6, members=8)
 
@@ -284,18 +284,18 @@ STRATEGY_KINDS: dict[str, Kind] = {
         ),
     )
 }  # fmt: skip
-"""Kinds of jobs with a strategy, by name."""
+"""Kinds of jobs with a training strategy, by name."""
 
 _PLAIN_KINDS = ("resnet18-cifar10", "bert-glue", "unet-cells", "transformer-iwslt", "resnet50-tiny")
 MIXED: dict[Kind, float] = {
     **dict.fromkeys((KINDS[name] for name in _PLAIN_KINDS), 0.1),
     **dict.fromkeys(STRATEGY_KINDS.values(), 0.1),
 }
-"""Kinds of jobs in the mix `strategies`, with the share of each. Half of the jobs have a strategy."""
+"""Share of each kind of job in the mix `strategies`. Half of the jobs have a training strategy."""
 
 
 MARGIN = 1.05
-"""Final metric of a job at the base batch, divided by its target."""
+"""Final metric of a job at the base batch, divided by the target of ONES' evaluation."""
 
 
 def _sc21(
@@ -313,12 +313,12 @@ def _sc21(
     parameters: float,
     resize_s: float = 8.0,
 ) -> list[Kind]:
-    """Return the kinds of one line in ONES' evaluation table (SC21, §4.1): a model on subsets of public data.
+    """Return the kinds of one line in ONES' evaluation table (SC21, §4.1): a model on subsets of a public data set.
 
     From the paper are model, data set and its sizes, patience, local batch, range of the learning rate, target accuracy
-    and requested GPUs. Speeds (V100s in mixed precision), noise scales and numbers of epochs are our own. They make a
-    job run for about 150 to 500 s on the GPUs that it requests. The largest batch is `growth` × the local batch, as the
-    paper lets the learning rate grow (§3.3).
+    and requested GPUs. Speeds (V100s in mixed precision), noise scales and numbers of epochs are our own, such that a
+    job runs for about 150 to 500 s on its requested GPUs. The largest batch is `growth` × the local batch, the factor
+    by which the paper lets the learning rate grow (§3.3).
     """
     return [
         Kind(
@@ -331,7 +331,7 @@ def _sc21(
 
 
 _BERT = speed(22, 220, (5, 0.4), (65, 0.8))
-"""Speed of a model of 110 million parameters in mixed precision, on sequences of 128 tokens."""
+"""Speed of a model with 110 million parameters, in mixed precision, on sequences of 128 tokens."""
 SC21_KINDS: tuple[Kind, ...] = (
     *_sc21("bert", "cola", (5000, 8000), 5, 16, 4, 0.80, 2, 18, (100, 500),
            _BERT, 110e6, 12),
@@ -354,4 +354,4 @@ SC21_KINDS: tuple[Kind, ...] = (
     *_sc21("inception3", "imagenet", (10_000, 20_000), 10, 32, 16, 0.55, 16, 75, (250, 2500),
            speed(22, 480, (1.5, 0.2), (16, 0.3)), 24e6),
 )  # fmt: skip
-"""All twenty kinds of ONES' evaluation. A workload has equally many jobs of each."""
+"""All twenty kinds of jobs in ONES' evaluation. A workload has equally many jobs of each."""

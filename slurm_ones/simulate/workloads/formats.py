@@ -1,10 +1,11 @@
-"""Readers of trace formats: SWF, tables, Philly's JSON and sacct's output. The beginning of a file shows its format.
+"""Readers of traces in several formats: SWF, CSV tables, Philly's JSON and sacct's output. The beginning of a file
+determines its format.
 
 SWF is the Standard Workload Format of the Parallel Workloads Archive (Feitelson et al., JPDC 74(10), 2014). It has 18
-numbers a line; header and comments begin with `;`. Tables are those of Helios (Hu et al., SC 2021), Acme (Hu et al.,
-NSDI 2024) and Alibaba's GPU pods (Weng et al., ATC 2023). Another table is that of Gen-Parallel-Workloads, which has
+numbers per line; lines of the header and comments begin with `;`. CSV tables are those of Helios (Hu et al., SC 2021),
+Acme (Hu et al., NSDI 2024) and Alibaba's GPU pods (Weng et al., ATC 2023). Gen-Parallel-Workloads has tables of
 excerpts of Philly and Helios. Philly's own `cluster_job_log` is a JSON list of jobs with their attempts (Jeon et al.,
-ATC 2019); it is read job by job. A site's own table has the columns `PLAIN`.
+ATC 2019); it is read one job at a time. A site's own CSV table needs the columns `PLAIN`.
 """
 
 from __future__ import annotations
@@ -43,21 +44,21 @@ KNOWN = (
     "start_time, end_time and gpus"
 )
 PLAIN = ("submit_time", "start_time", "end_time", "gpus")
-"""Columns that a plain CSV must have. `nodes` and `job_id` are used if there are such columns, others are ignored."""
+"""Columns that a plain CSV must have. `nodes` and `job_id` are read if they exist; other columns are ignored."""
 SWF_FIELDS = (
     "job number", "submit time", "wait time", "run time", "allocated processors", "average CPU time", "used memory",
     "requested processors", "requested time", "requested memory", "status", "user", "group", "executable", "queue",
     "partition", "preceding job", "think time",
 )  # fmt: skip
 SWF_PARTIAL = (2, 3, 4)
-"""Status numbers of SWF lines that describe only a part of a job. The whole job has another line."""
+"""Status numbers of SWF lines that describe a part of a job. Another line describes the whole job."""
 _SWF_HEADER = re.compile(r";\s*(MaxNodes|MaxProcs)\s*:\s*(\d{1,9})")
 
 
 def read_trace(path: Path, partition: str = "") -> Trace:
     """Return the trace in a file of any supported format. Raises `BadInput`.
 
-    `partition` chooses jobs by Slurm partition; only sacct's format has that.
+    If `partition` is given, only jobs of this Slurm partition are read; the file must be in sacct's format.
     """
     if path.is_dir() or not path.exists():
         raise BadInput(f"{path}: no such file; give a trace, or none to ask this site's sacct")
@@ -68,7 +69,7 @@ def read_trace(path: Path, partition: str = "") -> Trace:
         return read_sacct_file(path, partition)
     trace = read(path)
     if partition:
-        raise BadInput(f"--partition: {trace.name} is of the format {trace.format}, which names none that Slurm has")
+        raise BadInput(f"--partition: {trace.name} is of the format {trace.format}, which has no Slurm partitions")
     return trace
 
 
@@ -86,7 +87,7 @@ def _reader_of(path: Path) -> Callable[[Path], Trace] | None:
     if first.lstrip().startswith(";") or (len(words) == len(SWF_FIELDS) and words[0].lstrip("-").isdigit()):
         return read_swf
     if "|" not in first:
-        raise BadInput(f"{path}: line 1: {first!r:.100} begins no trace that is known; there are {KNOWN}")
+        raise BadInput(f"{path}: line 1: {first!r:.100} begins no known format of traces; known are: {KNOWN}")
     return None
 
 
@@ -139,12 +140,14 @@ def read_scheduler(path: Path) -> Trace:
         times = [instant(path, line, name, row[name]) for name in ("submit_time", "start_time", "end_time")]
         gpus, nodes = _count(path, line, row, "gpu_num"), _count(path, line, row, "node_num")
         found.add_ended(row["job_id"], times, gpus, nodes, line)
-    return found.trace("" if zones else "times have no zone: where clocks changed, a job is an hour longer or shorter")
+    return found.trace(
+        "" if zones else "times have no time zone: a job that ran while clocks changed is an hour too long or too short"
+    )
 
 
 def read_cut(path: Path) -> Trace:
-    """Return the trace in an excerpt of Philly or Helios. Its rows have gaps between submissions, and run times. Raises
-    `BadInput`."""
+    """Return the trace in an excerpt of Philly or Helios, which has gaps between submissions, and run times, but no
+    starts. Raises `BadInput`."""
     found, now = Collector(path.name, "cut of Philly or Helios"), 0.0
     for line, row in table(path):
         gap, run = (number(path, line, name, row[name]) for name in ("interval", "run_time"))
@@ -153,7 +156,7 @@ def read_cut(path: Path) -> Trace:
         now += gap
         gpus, nodes = _count(path, line, row, "gpu_num"), _count(path, line, row, "node_num")
         found.add(TraceJob(row["u_id"][:80], now, None, run, gpus, max(nodes, 0), 0.0), line)
-    return found.trace("it records no starts: no wait of it is known")
+    return found.trace("it records no starts, so waits are unknown")
 
 
 def read_pods(path: Path) -> Trace:
@@ -168,7 +171,7 @@ def read_pods(path: Path) -> Trace:
         shared += gpus == 1 and number(path, line, "gpu_milli", row["gpu_milli"] or "0") < 1000
         found.add_ended(row["name"], times, gpus, 1, line)
     return found.trace(
-        f"{shared} pods used a part of a GPU, and are read as one each" if shared else "",
+        f"{shared} pods used a part of a GPU, and are read as using a whole one" if shared else "",
         "pods that still ran are read as ended when the record ends",
     )
 
@@ -179,12 +182,12 @@ TABLES: Mapping[tuple[str, ...], Callable[[Path], Trace]] = {
     ("name", "num_gpu", "gpu_milli", "creation_time", "deletion_time", "scheduled_time"): read_pods,
     PLAIN: read_scheduler,
 }
-"""Reader of each table format, by the columns that identify it."""
+"""Reader of each table format. The key has the columns that identify the format."""
 
 
 CHUNK = 1 << 16
 LONGEST_JOB = 4 << 20
-"""Most characters that one job may have. A job with a thousand attempts on a hundred nodes has fewer."""
+"""Largest number of characters of one job. A job with a thousand attempts on a hundred nodes has fewer."""
 
 
 def read_philly(path: Path) -> Trace:
@@ -212,7 +215,9 @@ def read_philly(path: Path) -> Trace:
         ran_s = sum(end - start for start, end in times)
         name = str(job.get("jobid", line))[:80]
         found.add(TraceJob(name, submitted, min(times)[0], ran_s, gpus, len(on), 0.0), line)
-    return found.trace("a job that was tried again is one job, as long as all its attempts, on its last GPUs")
+    return found.trace(
+        "a job with several attempts is one job: its run time is that of all attempts, its GPUs are those of the last"
+    )
 
 
 def _said(value: object) -> bool:
@@ -220,7 +225,7 @@ def _said(value: object) -> bool:
 
 
 def _jobs(path: Path) -> Iterator[tuple[int, Any]]:
-    """Yield each element of the file's JSON list, read one at a time, with the line on which it begins."""
+    """Yield each element of the file's JSON list, with the line on which it begins. Only one is in memory at a time."""
     decoder, line, text, begun = json.JSONDecoder(), 1, "", False
     with opened(path) as raw:
         file = io.TextIOWrapper(raw, encoding="utf-8", errors="replace")
@@ -259,30 +264,30 @@ def _jobs(path: Path) -> Iterator[tuple[int, Any]]:
 
 
 PIECE_S = 86400.0
-"""Seconds of accounting records that one query asks for."""
+"""Seconds of accounting records in one query."""
 COMMAND = (
     "SLURM_TIME_FORMAT=%s sacct --parsable2 --duplicates --allocations --allusers "
     f"--state={ENDS} --starttime=now-30days --endtime=now "
     "--format=JobIDRaw,JobID,Submit,Start,End,State,NNodes,AllocTRES,ReqTRES,TimelimitRaw,User,Partition"
 )
-"""Command whose output has all fields that the reader uses."""
+"""sacct command whose output has all fields that the reader uses."""
 NEEDED = ("Submit", "Start", "End", "State")
 TIMES = ("Submit", "Start", "End")
 NEVER = {"", "Unknown", "None", "NONE"}
 
 
 class _Runs:
-    """Collector that merges the runs of a requeued job. The job gets the sum of their times, and the GPUs of the last
-    one."""
+    """Collector that merges the runs of a requeued job into one job. It gets the sum of their run times, and the GPUs
+    of the last run."""
 
     def __init__(self, name: str) -> None:
         self.found = Collector(name, "sacct")
         self._last: dict[tuple[int, str], tuple[TraceJob, float]] = {}
-        """Newest job of each (id, user), and the end of its last run."""
+        """Newest job of each (id, user), with the end of its last run."""
         self._merged = 0
 
     def add(self, row: AccountingRow) -> None:
-        """Add one run: to the job with the same id and user that ended shortly before, or else as a new job."""
+        """Add a run. It is merged into the job with the same id and user that ended shortly before, if there is one."""
         if row.start is None or row.end is None:
             self.found.leave_out(NEVER_RAN if row.end is not None else "had not ended")
             return
@@ -309,7 +314,11 @@ class _Runs:
         """Return the trace of all jobs."""
         for job, _ in self._last.values():
             self.found.add(job, f"job {job.name}")
-        again = f"{self._merged} runs followed a requeue, and count to the job's first" if self._merged else ""
+        again = (
+            f"{self._merged} runs followed a requeue, and are merged with the job's earlier runs"
+            if self._merged
+            else ""
+        )
         return self.found.trace(note, again)
 
 
@@ -320,17 +329,17 @@ def read_sacct(
     partition: str = "",
     on_rows: Callable[[float, int], None] = lambda share, rows: None,
 ) -> Trace:
-    """Return the jobs that ended from `since` to `until` (Unix seconds), as Slurm's accounting records them.
+    """Return the jobs that ended between `since` and `until` (Unix seconds) according to Slurm's accounting.
 
-    `on_rows` is called with the share of the time that is read, and the number of rows. Raises `BadInput` and the
-    errors of `Sacct`.
+    `on_rows` is called with the share of the time span that has been read, and the number of rows so far. Raises
+    `BadInput` and the errors of `Sacct`.
     """
     runs, rows = _Runs("sacct"), 0
     for start, end in days(since, until):
         for row in sacct.rows(start, end):
             rows += 1
             if isinstance(row, Rejected):
-                runs.found.leave_out("a row that cannot be believed", f"row {row.row} ({row.text[:80]}): {row.why}")
+                runs.found.leave_out("an implausible row", f"row {row.row} ({row.text[:80]}): {row.why}")
             # Both ends of a piece belong to it: what ended in its last second comes again with the next.
             elif _counts(row, partition) and (row.end is None or row.end < end or end >= until):
                 runs.add(row)
@@ -339,7 +348,7 @@ def read_sacct(
 
 
 def days(since: float, until: float) -> Iterator[tuple[float, float]]:
-    """Yield start and end (Unix seconds) of each piece of accounting that one query asks for."""
+    """Yield start and end (Unix seconds) of each query's time span."""
     # sacct is asked for whole seconds: what ends between two pieces would count with both.
     start = float(int(since))
     while start < until:
@@ -352,16 +361,16 @@ def _counts(row: AccountingRow, partition: str) -> bool:
 
 
 def read_sacct_file(path: Path, partition: str = "") -> Trace:
-    """Return the trace in a file that `sacct --parsable2` wrote with a header; raises `BadInput`."""
+    """Return the trace in a file written by `sacct --parsable2` with its header; raises `BadInput`."""
     runs, zoned = _Runs(path.name), list[bool]()
     for row in sacct_rows(path, zoned.append):
         if isinstance(row, Rejected) and row.why == STEP:
             runs.found.leave_out(STEP)
         elif isinstance(row, Rejected):
-            runs.found.leave_out("a row that cannot be believed", f"{path.name}: line {row.row}: {row.why}")
+            runs.found.leave_out("an implausible row", f"{path.name}: line {row.row}: {row.why}")
         elif _counts(row, partition):
             runs.add(row)
-    note = "times have no zone: where clocks changed, a job is an hour off; write them with SLURM_TIME_FORMAT=%s"
+    note = "times have no time zone: a job that ran while clocks changed is an hour off; use SLURM_TIME_FORMAT=%s"
     return runs.trace("" if all(zoned) else note)
 
 
@@ -371,11 +380,11 @@ STEP = "a step, not a job"
 def sacct_rows(
     path: Path, on_time: Callable[[bool], None] = lambda unix: None, cluster: str = "", *, local: bool = False
 ) -> Iterator[AccountingRow | Rejected]:
-    """Yield the rows of a file that `sacct --parsable2` wrote with a header. Raises `BadInput`.
+    """Yield the rows of a file written by `sacct --parsable2` with its header. Raises `BadInput`.
 
-    If `cluster` is given, rows of other clusters are rejected. Otherwise all rows must be of one cluster, because job
-    ids of several clusters overlap. `on_time` is called with True for each time in Unix seconds, and with False for
-    each date. A date without zone is local time if `local`, else UTC.
+    If `cluster` is given, rows of other clusters are rejected. Otherwise all rows must be of one cluster, because
+    several clusters use the same job ids. `on_time` is called with True for each time in Unix seconds, and with False
+    for each date. A date without a time zone is local time if `local`, else UTC.
     """
     before = ""
     for line, named in _named_rows(path):
@@ -427,12 +436,12 @@ def _named_rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
 
 
 def _number_of(job: str) -> str:
-    """Return a made-up number for a job id such as 12_3. It is used for files without `JobIDRaw`."""
+    """Return a made-up number for a job id such as 12_3, for files without the column `JobIDRaw`."""
     return str(10**15 + int.from_bytes(blake2b(job.encode(), digest_size=6).digest(), "big"))
 
 
 def _minutes(path: Path, line: int, text: str) -> str:
-    """Return the minutes in a time limit such as 1-02:00:00, which is the format of `TimelimitRaw`."""
+    """Convert a time limit such as 1-02:00:00 to minutes, the format of `TimelimitRaw`."""
     if text.strip("0:-") and not seconds(text):
         if text not in ("UNLIMITED", "Partition_Limit", "INVALID"):
             bad(path, line, f"Timelimit: {text!r:.40} is no time", "ask sacct for TimelimitRaw")

@@ -1,4 +1,4 @@
-"""Workloads generated from a seed: kinds of jobs, arrivals, and users' requests."""
+"""Workloads generated from a seed: jobs of several kinds, their arrivals, and what their users request."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from slurm_ones.simulate.workloads.catalogue import KINDS, MIXED, SC21_KINDS, Ki
 from slurm_ones.simulate.workloads.profiles import Workload
 
 Arrivals = Literal["poisson", "uniform", "diurnal"]
-"""Arrival process. "poisson", "uniform" (gaps between 0 and twice their mean), or "diurnal" (more jobs by day)."""
+"""Arrival process: "poisson", "uniform" (gaps between 0 and twice their mean), or "diurnal" (more jobs by day)."""
 
 
 def submission_times(how: Arrivals, jobs: int, window_s: float, rng: np.random.Generator) -> Floats:
-    """Return the submission times of `jobs` jobs in seconds, ascending. All are below `window_s`; if uniform, only on
-    average."""
+    """Return the submission times of `jobs` jobs in seconds, ascending. They are below `window_s`; if "uniform", only
+    on average."""
     if how == "uniform":
         gaps = rng.uniform(0.0, 2.0 * window_s / jobs, jobs)
         return np.asarray(np.cumsum(gaps), dtype=np.float64)
@@ -37,7 +37,7 @@ def submission_times(how: Arrivals, jobs: int, window_s: float, rng: np.random.G
 
 
 def day_rate(seconds: Floats) -> Floats:
-    """Return the submission rate `seconds` after 8 a.m., divided by the mean of the day.
+    """Return the submission rate `seconds` after 8 a.m., divided by its mean over the day.
 
     It is highest in the early afternoon and lowest at night, as in Philly (Jeon et al., ATC 2019).
     """
@@ -45,17 +45,17 @@ def day_rate(seconds: Floats) -> Floats:
 
 
 ONE_GPU = 0.65
-"""Share of the users of small jobs who request one GPU although the job may scale further."""
+"""Share of the users of small jobs who request one GPU, even if the job would scale further."""
 USEFUL = (0.5, 0.8)
-"""Least and largest efficiency of the sizes that a well-informed user requests (Pollux, OSDI 2021, §5.1). Efficiency is
-the goodput per GPU divided by the goodput of a single GPU."""
+"""Least and largest efficiency of sizes that a well-informed user requests (Pollux, OSDI 2021, §5.1). Efficiency is the
+goodput per GPU, divided by the goodput of a single GPU."""
 
 UserRequest = tuple[int, int]
 """Number of GPUs and global batch that a user requests."""
 
 
 def user_request(app: Application, kind: Kind, gpus: int, per_node: int, rng: np.random.Generator) -> UserRequest:
-    """Return what a random user requests on a cluster of `gpus` GPUs."""
+    """Return the request of a random user on a cluster of `gpus` GPUs."""
     modest, choice = rng.random() < ONE_GPU, rng.random()
     if kind.gpus:
         size = min(kind.gpus, gpus)
@@ -67,7 +67,7 @@ def user_request(app: Application, kind: Kind, gpus: int, per_node: int, rng: np
 
 
 def mean_gpu_hours(app: Application, kind: Kind, gpus: int, per_node: int) -> float:
-    """Return the mean GPU-hours of jobs of this kind, at what their users request."""
+    """Return the mean GPU-hours of jobs of this kind, with the sizes and batches that their users request."""
 
     def hours(size: int, batch: int) -> float:
         return size * app.seconds(-(-size // per_node), size, float(batch), 0.0) / 3600.0
@@ -79,14 +79,15 @@ def mean_gpu_hours(app: Application, kind: Kind, gpus: int, per_node: int) -> fl
 
 
 def undisturbed_s(app: Application, asked: Submission, per_node: int) -> float:
-    """Return the seconds for which a job runs at its requested size and batch without any resize."""
+    """Return the run time, in seconds, of a job that keeps its requested size and batch."""
     size = min(asked.gpus, app.max_gpus)
     batch = float(min(max(asked.batch, app.min_batch or app.base_batch), app.max_batch))
     return app.seconds(-(-size // per_node), size, batch, 0.0, app.total * asked.epochs)
 
 
 def sensible_requests(app: Application, gpus: int, per_node: int) -> list[UserRequest]:
-    """Return the requests of well-informed users: sizes with an efficiency in `USEFUL`, each with its best batch."""
+    """Return the possible requests of well-informed users: sizes with an efficiency in `USEFUL`, each with its best
+    batch."""
     one, batch = best_batch(app, 1, per_node)
     degree = app.by.degree if app.by is not None else 1
     found, last = [], (degree, best_batch(app, degree, per_node)[1] if degree > 1 else batch)
@@ -101,7 +102,7 @@ def sensible_requests(app: Application, gpus: int, per_node: int) -> list[UserRe
 
 
 def _possible(app: Application, sizes: Sequence[int], per_node: int) -> list[int]:
-    """Return those of the given sizes that the application's strategy can use on nodes of `per_node` GPUs."""
+    """Return those of `sizes` that the application's strategy can use on nodes of `per_node` GPUs."""
     limits = app.limits(0.0)
     rows = {size: limits.at(size) if limits is not None else SizeLimits(size, size) for size in sizes}
     return [
@@ -112,9 +113,9 @@ def _possible(app: Application, sizes: Sequence[int], per_node: int) -> list[int
 
 
 def best_batch(app: Application, gpus: int, per_node: int) -> tuple[float, int]:
-    """Return the largest goodput on `gpus` GPUs in the middle of the training, and the batch that reaches it.
+    """Return the highest goodput on `gpus` GPUs halfway through the training, and the batch that reaches it.
 
-    The base batch times powers of two are tried.
+    Tried are the base batch and its multiples by powers of two.
     """
     batches = app.base_batch * 2 ** np.arange(math.floor(math.log2(app.max_batch / app.base_batch)) + 1)
     batches = batches[batches >= gpus] if batches[-1] >= gpus else batches[-1:]
@@ -124,39 +125,43 @@ def best_batch(app: Application, gpus: int, per_node: int) -> tuple[float, int]:
 
 
 def _sizes(most: int, per_node: int) -> list[int]:
-    """Return numbers of GPUs up to `most` that any Slurm cluster can allocate: powers of two within a node, then whole
-    nodes."""
+    """Return numbers of GPUs, up to `most`, that every Slurm cluster can allocate: powers of two within a node, then
+    whole nodes."""
     below = [2**i for i in range(per_node.bit_length()) if 2**i < per_node]
     return [n for n in [*below, *(per_node * n for n in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32))] if n <= most]
 
 
 WEIGHTS = {"small": 0.77, "medium": 0.167, "large": 0.045, "extra-large": 0.018}
-"""Share of the jobs of each size in a mix like Philly's (ATC 2019). Most jobs are small; a few take most GPU time."""
+"""Share of the jobs of each size in a mix like Philly's (ATC 2019). Most jobs are small; a few jobs take most GPU
+time."""
 OFFERED = 2.3
-"""GPU-hours that jobs request, divided by the cluster's GPU-hours until the last submission, at load 1. The value is
-that of Pollux's default study, which submits 160 jobs within eight hours on 64 GPUs. Its largest jobs end long after.
+"""GPU-hours that jobs request, divided by the cluster's GPU-hours up to the last submission, at load 1.
+
+The value is that of Pollux's default study, which submits 160 jobs within eight hours on 64 GPUs. Its largest jobs end
+long after that.
 """
 VARIANTS = 4
-"""Most applications that a workload derives from one kind by random factors."""
+"""Largest number of applications that a workload makes from one kind, each with other random factors."""
 PERTURB = {"compute": 0.2, "exchange": 0.3, "noise": 0.3, "length": 0.35}
-"""Standard deviation of the logarithm of each random factor (see `catalogue.build`)."""
+"""Standard deviation of the logarithm of each random factor of `catalogue.build`."""
 TIGHTNESS = (0.5, 1.5)
-"""Least and largest ratio of a job's deadline to its undisturbed run time. The ratio is drawn uniformly, as in
-ElasticFlow (ASPLOS 2023)."""
+"""Least and largest time from a job's submission to its deadline, divided by its undisturbed run time. The ratio is
+uniformly distributed, as in ElasticFlow (ASPLOS 2023)."""
 STUDIED_GPUS = 64
-"""GPUs of the cluster to which the published studies fitted their rate of submissions."""
+"""GPUs of the cluster for which the published studies chose their rate of submissions."""
 
 
 @dataclass(frozen=True)
 class Mix:
-    """Kinds of jobs, and the share of each in a workload."""
+    """Kinds of jobs in a workload, and the share of each."""
 
     kinds: tuple[Kind, ...]
     shares: tuple[float, ...]
     jobs: int = 160
-    """Default number of jobs, as in the mix's study."""
+    """Default number of jobs, as in the study that the mix is from."""
     gap_s: int = 0
-    """Mean seconds between submissions for a cluster of `STUDIED_GPUS`; 0 to derive them from the jobs' requests."""
+    """Mean seconds between submissions on a cluster of `STUDIED_GPUS`; 0 to derive them from the GPU-hours that jobs
+    request."""
 
 
 def _philly() -> Mix:
@@ -171,8 +176,8 @@ MIXES: dict[str, Mix] = {
     "uniform": Mix(tuple(KINDS.values()), (1 / len(KINDS),) * len(KINDS)),
     "strategies": Mix(tuple(MIXED), tuple(MIXED.values()), jobs=60),
 }
-"""Workloads that can be generated. "ones-sc21" is ONES' own (SC21), "philly" has as few large jobs as Philly. "uniform"
-has equally many jobs of each kind, and "strategies" has jobs with training strategies."""
+"""Mixes of jobs from which workloads are generated. "ones-sc21" is that of ONES (SC21). "philly" has as few large jobs
+as Philly, "uniform" equally many jobs of each kind, and "strategies" jobs with training strategies."""
 
 
 def generate(
@@ -188,13 +193,14 @@ def generate(
     rigid: float = 0.0,
     deadlines: float = 0.0,
 ) -> Workload:
-    """Return a workload of one of the `MIXES`, with `jobs` jobs (default: as many as the mix names).
+    """Return a workload from one of the `MIXES`, with `jobs` jobs (by default as many as the mix's study).
 
-    `load` multiplies the rate of submissions. At load 1 and 64 GPUs, the gaps of `ones-sc21` are whole seconds from 0
-    to 60. In other mixes the jobs request `OFFERED` times the cluster's GPU-hours. `hours` sets the time in which jobs
-    are submitted, in place of `load`. `arrivals` sets the arrival process; other mixes than `ones-sc21` have "poisson"
-    by default. `rigid` is the share of jobs that do not opt in. `deadlines` is the share with a deadline (`TIGHTNESS`).
-    The seed also changes the applications by some tens of percent. Raises `BadInput`, which names the accepted values.
+    `load` multiplies the rate of submissions. At load 1 and 64 GPUs, the gaps between submissions of `ones-sc21` are
+    whole seconds from 0 to 60. In other mixes the jobs request `OFFERED` times the cluster's GPU-hours. `hours`
+    replaces `load`: all jobs are submitted within this time. `arrivals` is the arrival process; mixes other than
+    `ones-sc21` have "poisson" by default. `rigid` is the share of jobs that do not opt in. `deadlines` is the share of
+    jobs with a deadline (`TIGHTNESS`). The seed also changes the applications' figures by some tens of percent. Raises
+    `BadInput`, which names the accepted values.
     """
     mix = _checked(kind, load, gpus, hours, {"rigid": rigid, "deadlines": deadlines}, arrivals)
     jobs = mix.jobs if jobs is None else jobs
@@ -223,7 +229,7 @@ def generate(
 def with_deadlines(
     submissions: Sequence[Submission], applications: Mapping[str, Application], share: float, per_node: int, seed: int
 ) -> tuple[Submission, ...]:
-    """Return the submissions with a deadline added to a random `share` of them."""
+    """Return the submissions, a random `share` of them with a deadline."""
     rng = np.random.default_rng([seed, 13])
     chosen = rng.permutation(len(submissions)) < round(share * len(submissions))
     factors = rng.uniform(*TIGHTNESS, len(submissions))
@@ -234,7 +240,7 @@ def with_deadlines(
 
 
 def offered(workload: Workload, gpus: int, gpus_per_node: int) -> float:
-    """Return the offered load: GPU-seconds that jobs request, divided by the cluster's GPU-seconds until the last
+    """Return the offered load: the GPU-seconds that jobs request, divided by the cluster's GPU-seconds up to the last
     submission."""
     wanted = sum(
         s.gpus * undisturbed_s(workload.applications[s.application], s, gpus_per_node) for s in workload.submissions
@@ -253,7 +259,7 @@ def _checked(
         if not (math.isfinite(value) and value > 0):
             raise BadInput(f"{name}: {value} is not above 0")
     if hours is not None and load != 1.0:
-        raise BadInput(f"load {load:g} and hours {hours:g}: each says how densely jobs come; give one of them")
+        raise BadInput(f"load {load:g} and hours {hours:g}: both set the rate of submissions; give only one")
     for name, value in shares.items():
         if not 0.0 <= value <= 1.0:
             raise BadInput(f"{name}: {value} is not between 0 and 1")
@@ -261,8 +267,8 @@ def _checked(
 
 
 def _drawn(mix: Mix, jobs: int, rng: np.random.Generator) -> list[Kind]:
-    """Return the kind of each job in random order. Each kind has its share of the jobs, so that all seeds have the same
-    load."""
+    """Return the kind of each job, in random order. The number of jobs of each kind is fixed, so that all seeds have
+    the same load."""
     edges = np.cumsum(mix.shares) / np.sum(mix.shares) * jobs
     # One offset rounds them all, so that the counts add up.
     rounded = np.floor(edges - 1e-9 + rng.random()).astype(int)

@@ -1,4 +1,4 @@
-"""Profiles measured on real GPUs, in the layout of Pollux's simulator.
+"""Profiles: measurements of applications on real GPUs, in the layout of Pollux's simulator.
 
 Each application has a folder with `placements.csv`, `scalability.csv` and `validation-<batch>.csv`.
 """
@@ -23,28 +23,28 @@ from slurm_ones.simulate.training.application import Application, Submission
 from slurm_ones.simulate.workloads.trace import bad, number, table
 
 MAX_LOCAL = {"yolov3": 8}
-"""Largest local batch of applications that cannot use the largest measured one."""
+"""Largest local batch of applications that cannot use the largest one in their profile."""
 FIXED_BATCH = {"ncf": 32768}
-"""Batch of applications for which the authors of the profiles allow only one."""
+"""Only batch of applications for which the profiles' authors allow no other."""
 MOST_GPUS = {"ncf": 1}
-"""Most GPUs of applications for which the authors of the profiles set a limit."""
+"""Largest number of GPUs of applications for which the profiles' authors set a limit."""
 PASSES_ALONE = 2
-"""Fewest passes of a step on one GPU at batches above the base batch. Pollux needs two, to measure the gradient noise.
-"""
+"""Fewest passes in a step on one GPU, if the batch is above the base batch. Pollux needs two passes to measure the
+gradient noise."""
 RESIZE_S = {"ncf": 15.0, "deepspeech2": 25.0, "cifar10": 50.0, "yolov3": 80.0, "bert": 120.0, "imagenet": 250.0}
-"""Seconds that a resize of each application takes on real machines (Sia, SOSP 2023)."""
+"""Seconds that a resize of each application took on real machines (Sia, SOSP 2023)."""
 PARAMETERS = {"ncf": 32e6, "deepspeech2": 38e6, "cifar10": 11e6, "yolov3": 62e6, "bert": 110e6, "imagenet": 26e6}
 """Published number of parameters of each application's model."""
 FALLING = {"deepspeech2"}
-"""Applications with a metric that is better if it is lower."""
+"""Applications whose metric is better if it is lower."""
 MAX_NODES = 16
 _PLACEMENT = re.compile(r"[1-9]{1,100}")
 _BATCH = re.compile(r"[1-9][0-9]{0,8}")
 
 
 def read_table(path: Path, columns: Sequence[str], text: Sequence[str] = ()) -> list[dict[str, str | float]]:
-    """Return the rows of a CSV file. Columns in `text` hold text. Other columns must hold finite numbers of at least 0;
-    only `metric` may be negative.
+    """Return the rows of a CSV file. Columns in `text` hold text; all others must hold finite numbers, negative only in
+    `metric`.
 
     Raises `BadInput`.
     """
@@ -63,14 +63,14 @@ def _value(path: Path, line: int, column: str, given: str, is_text: bool) -> str
 
 @dataclass(frozen=True)
 class MeasuredSpeed:
-    """Step times from measurements.
+    """Step times from a profile.
 
-    At a measured placement they are interpolated in the local batch, at others in nodes, GPUs and local batch. Outside
-    the measured range the nearest measurement is used.
+    At a measured placement they are interpolated over the local batch. At other placements they are interpolated over
+    nodes, GPUs and local batch. Outside the measured range the nearest measurement is used.
     """
 
     placements: Mapping[tuple[int, ...], Floats]
-    """Rows (local batch, step, sync) of each measured placement. The key is the placement's smallest rotation."""
+    """Rows (local batch, step, sync) of each measured placement, by its smallest rotation."""
     points: Floats
     """(P, 3) nodes, GPUs and local batch of each measurement."""
     values: Floats
@@ -106,23 +106,23 @@ class MeasuredSpeed:
 
     @cached_property
     def nearest(self) -> NearestNDInterpolator:
-        """Function from (nodes, GPUs, local batch), divided by `scale`, to (step, sync) of the nearest measurement."""
+        """Function from (nodes, GPUs, local batch) / `scale` to (step, sync) of the nearest measurement."""
         return NearestNDInterpolator(self.points / self.scale, self.values)
 
     @cached_property
     def scale(self) -> Floats:
-        """(3,) largest measured number of nodes, of GPUs, and local batch."""
+        """(3,) largest measured values of nodes, GPUs and local batch."""
         result: Floats = self.points.max(axis=0)
         return result
 
 
 def smallest_rotation(placement: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the same tuple for all rotations of a placement: the smallest of them."""
+    """Return the smallest rotation of a placement, which stands for all its rotations."""
     return min(placement[i:] + placement[:i] for i in range(len(placement)))
 
 
 def _packed(nodes: int, gpus: int, per_node: int) -> tuple[int, ...]:
-    """Return the GPUs on each node, with at least one on each, if the first nodes are filled first."""
+    """Return GPUs on each node: at least one on each, the others on the first nodes."""
     counts = [1] * nodes
     left = gpus - nodes
     for i in range(nodes):
@@ -192,7 +192,7 @@ def _merged(rows: Sequence[tuple[float, float, float]]) -> Floats:
 
 
 def _validation(folder: Path) -> tuple[list[int], Floats, Floats, Floats, Floats]:
-    """Return the batches (B,), then progress, metric, grad_sqr and grad_var of each epoch and batch (epochs, B).
+    """Return the batches (B,), then four arrays (epochs, B): progress, metric, grad_sqr and grad_var.
 
     Progress is in steps of the base batch.
     """
@@ -218,7 +218,7 @@ def _validation(folder: Path) -> tuple[list[int], Floats, Floats, Floats, Floats
 
 
 def read_profiles(folder: Path) -> dict[str, Application]:
-    """Return all applications of a folder of profiles, by name; raises `BadInput`."""
+    """Return the applications of all profiles in a folder, by name; raises `BadInput`."""
     if not folder.is_dir():
         raise BadInput(f"{folder}: no such directory of profiles")
     found = {path.name: read_profile(path) for path in sorted(folder.iterdir()) if path.is_dir()}
@@ -266,7 +266,7 @@ def read_workload(path: Path, applications: Mapping[str, Application]) -> Worklo
 
 
 def check_fits(workload: Workload, gpus: int) -> None:
-    """Raise `BadInput` if the cluster is too small for any size of a job."""
+    """Raise `BadInput` if a rigid job requests more GPUs than the cluster has."""
     for s in workload.submissions:
         if not s.elastic and s.gpus > gpus:
             raise BadInput(f"{workload.name}: job {s.name} asks for {s.gpus} GPUs, the cluster has {gpus}")

@@ -1,4 +1,4 @@
-"""A recorded trace in one common form, whatever its file format: submission, start, run time and GPUs of each job."""
+"""Recorded trace in one form for all file formats: submission, start, run time and GPUs of each job."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from slurm_ones.simulate import BadInput
 from slurm_ones.text import plain
 
 MOST_JOBS = 1_000_000
-"""Most jobs that a trace may have. Each takes less than a kilobyte of memory."""
+"""Largest number of jobs of a trace. Each takes less than a kilobyte of memory."""
 LONGEST_LINE = 65_536
-"""Most bytes that a line may have. A file with longer lines is no trace."""
+"""Largest number of bytes of a line. A file with longer lines is no trace."""
 MOST_GPUS = 100_000
 MOST_S = 10 * 366 * 86400.0
-"""Longest run time of a job in seconds. Dates may be further apart."""
+"""Longest run time of a job in seconds. A longer one is implausible."""
 SHOWN = 5
-"""Number of implausible rows of a trace that are described to the user."""
+"""Number of implausible rows that are described to the user."""
 NOTHING = {"", "None", "NaT", "nan", "NULL"}
-"""Texts that stand for an unknown time."""
+"""Texts that mean an unknown time."""
 NEVER_RAN = "never ran, or ended at once"
 
 
 class TraceJob(NamedTuple):
-    """One recorded job. All times are seconds since the same moment, whichever it is."""
+    """A recorded job. Its times are in seconds since a moment that is the same for the whole trace."""
 
     name: str
     submitted: float
@@ -48,7 +48,7 @@ class TraceJob(NamedTuple):
 
     @property
     def began(self) -> float:
-        """Time of the job's start, or of its submission if the start is unknown."""
+        """Time of the first start; time of the submission if the start is unknown."""
         return self.submitted if self.started is None else self.started
 
     @property
@@ -58,23 +58,23 @@ class TraceJob(NamedTuple):
 
 @dataclass(frozen=True)
 class Trace:
-    """Jobs of a trace that held GPUs, in order of submission. Other rows are only counted."""
+    """Jobs of a trace that held GPUs, in order of submission. Rows of other jobs are only counted."""
 
     name: str
     format: str
     jobs: tuple[TraceJob, ...]
     left_out: tuple[tuple[str, int], ...]
-    """Pairs of a reason for leaving out rows, and the number of these rows."""
+    """Pairs of a reason why rows were left out, and the number of these rows."""
     doubts: tuple[str, ...] = ()
     """Descriptions of the first implausible rows."""
     notes: tuple[str, ...] = ()
-    """Sentences for the user on what the reader had to assume."""
+    """Sentences for the user about assumptions of the reader."""
     gpus_per_node: int = 0
-    """GPUs of a node; 0 if the file does not say."""
+    """GPUs of a node; 0 if the file does not state them."""
 
 
 class Collector:
-    """Collector of a trace's jobs. It counts the rows that are left out."""
+    """Collector of the jobs of a trace. It also counts the rows that are left out."""
 
     def __init__(self, name: str, format: str) -> None:
         self.name, self.format = name, format
@@ -83,15 +83,14 @@ class Collector:
         self._doubts: list[str] = []
 
     def leave_out(self, why: str, line: int | str = "") -> None:
-        """Count a row as left out. If the row is implausible, give its `line`, so that it is described to the user."""
+        """Count a row as left out. The `line` of an implausible row is given, so that it is described to the user."""
         self._left_out[why] += 1
         if line and len(self._doubts) < SHOWN:
             place = f"{self.name}: line {line}" if isinstance(line, int) else line
             self._doubts.append(plain(f"{place}: {why}", 300))
 
     def add(self, job: TraceJob, line: int | str) -> None:
-        """Add a job, or leave it out if it cannot be simulated. Raises `BadInput` if there are more than `MOST_JOBS`
-        jobs."""
+        """Add a job, or leave it out if it cannot be simulated. Raises `BadInput` for more than `MOST_JOBS` jobs."""
         if job.gpus < 1:
             self.leave_out("no GPUs")
         elif job.run_s <= 0:
@@ -99,7 +98,7 @@ class Collector:
         elif job.started is not None and job.started < job.submitted:
             self.leave_out("started before it was submitted", line)
         elif max(job.gpus, job.nodes) > MOST_GPUS or job.run_s > MOST_S:
-            self.leave_out(f"more than {MOST_GPUS:,} GPUs or nodes, or ten years", line)
+            self.leave_out(f"more than {MOST_GPUS:,} GPUs or nodes, or longer than ten years", line)
         elif len(self._jobs) >= MOST_JOBS:
             raise BadInput(f"{self.name}: more than {MOST_JOBS:,} jobs with GPUs; cut it to a shorter span")
         else:
@@ -118,7 +117,7 @@ class Collector:
         if not self._jobs:
             why = ", ".join(f"{count} {reason}" for reason, count in self._left_out.most_common())
             raise BadInput(
-                f"{self.name}: no job in it that held GPUs{f' ({why})' if why else ''}; choose a longer span, or check "
+                f"{self.name}: no job of it held GPUs{f' ({why})' if why else ''}; choose a longer span, or check "
                 "that accounting counts GPUs"
             )
         jobs = tuple(sorted(self._jobs, key=lambda job: job.submitted))
@@ -129,7 +128,7 @@ class Collector:
 
 @contextmanager
 def opened(path: Path) -> Iterator[IO[bytes]]:
-    """Context with a trace's file open for reading. It is unpacked if its name ends in .gz. Raises `BadInput`."""
+    """Context with the file open for reading, unpacked if its name ends in .gz. Raises `BadInput`."""
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             yield file  # type: ignore[misc]
@@ -138,13 +137,13 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
 
 
 def lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield the number and the text of each line, without the line's end. Raises `BadInput` if the file is not text."""
+    """Yield number and text of each line, without its line break. Raises `BadInput` if the file is not text."""
     with opened(path) as file:
         number = 0
         while line := file.readline(LONGEST_LINE):
             number += 1
             if len(line) == LONGEST_LINE:
-                bad(path, number, f"is longer than {LONGEST_LINE} bytes", "this is no such file")
+                bad(path, number, f"is longer than {LONGEST_LINE} bytes", "this is no trace")
             if b"\0" in line:
                 bad(
                     path, number, "holds a zero byte", "this is no text file; give the trace itself, unpacked or as .gz"
@@ -156,7 +155,7 @@ def lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def table(path: Path, columns: Collection[str] = ()) -> Iterator[tuple[int, Mapping[str, str]]]:
-    """Yield the line number and the values of each row of a CSV file. Raises `BadInput`, also if one of `columns` is
+    """Yield line number and values of each row of a CSV file. Raises `BadInput`, also if one of `columns` is
     missing."""
     texts, line = lines(path), 1
     try:
@@ -179,7 +178,7 @@ def table(path: Path, columns: Collection[str] = ()) -> Iterator[tuple[int, Mapp
 
 
 def bad(path: Path, line: int, what: str, advice: str) -> NoReturn:
-    """Raise `BadInput` with file, line, the error and advice."""
+    """Raise `BadInput` that names file, line and error, and gives advice."""
     raise BadInput(plain(f"{path}: line {line}: {what}; {advice}", 600))
 
 
@@ -195,9 +194,9 @@ def number(path: Path, line: int, column: str, text: str) -> float:
 
 
 def instant(path: Path, line: int, column: str, text: str, *, local: bool = False) -> float:
-    """Return a time in seconds, from a date such as `2023-03-01 00:18:22+08:00` or from a number. Raises `BadInput`.
+    """Return a time in seconds, from a number or from a date such as `2023-03-01 00:18:22+08:00`. Raises `BadInput`.
 
-    A date without zone is local time if `local`, else UTC. UTC suffices if only differences matter.
+    A date without a time zone is local time if `local`, else UTC. UTC suffices if only differences of times matter.
     """
     # A number first: eight digits would pass for a date.
     try:
