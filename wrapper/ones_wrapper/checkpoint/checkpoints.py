@@ -1,8 +1,8 @@
 """Saving and loading of one run's checkpoints. All ranks write, while training waits or in a background thread.
 
-`torch.distributed.checkpoint` lists what each rank holds. Of a replicated tensor one rank writes the copy, and such
-tensors are spread evenly over the ranks. Each rank writes its own shards. So each rank copies only what it writes
-before training continues. The plan is kept until the set of tensors changes.
+`torch.distributed.checkpoint` lists what each rank holds. Each rank writes its own shards. A replicated tensor is
+written by one rank, and such tensors are spread evenly over the ranks. So training waits only until each rank has
+copied what it writes. The plan is kept until the set of tensors changes.
 """
 
 from __future__ import annotations

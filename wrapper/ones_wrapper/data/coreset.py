@@ -142,7 +142,7 @@ def cost(distance: Floats, chosen: Sequence[int]) -> float:
 
 def budgets(sizes: Sequence[int], count: int) -> list[int]:
     """Return the number of samples to choose from each class, with sum `count`. It is proportional to the class's size,
-    and at least 1 if `count` is not below the number of classes."""
+    and at least 1 if `count` suffices for all classes."""
     total = sum(sizes)
     found = [count * size // total for size in sizes]
     least = [min(1, size) for size in sizes] if count >= sum(1 for size in sizes if size) else [0] * len(sizes)

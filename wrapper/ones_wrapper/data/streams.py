@@ -4,7 +4,7 @@ Every rank iterates over the same stream, and keeps its share of each step. So a
 size, and a checkpoint needs only the cursor. The price: each rank reads every sample, so that reading does not get
 faster with more ranks. Put expensive work into `collate_fn`, which gets only the rank's own samples. While it reads a
 step, a rank holds the samples of all ranks in memory. A run that begins in the middle of an epoch reads the used
-samples again. It need not if the stream has `from_position`, or `skip` without `set_epoch`.
+samples again, unless the stream has `from_position`, or `skip` without `set_epoch`.
 """
 
 from __future__ import annotations

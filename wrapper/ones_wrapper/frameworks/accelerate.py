@@ -223,7 +223,7 @@ class Batches:
         return len(self.dataset)
 
     def set_epoch(self, epoch: int) -> None:
-        """Do nothing: the job knows the epoch, and its order follows from it."""
+        """Do nothing: the job itself knows the epoch, and orders its samples."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):

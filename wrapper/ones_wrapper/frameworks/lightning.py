@@ -41,8 +41,8 @@ from ones_wrapper.run.loop import Loader
 from ones_wrapper.script.line import line
 
 MANY = 1 << 40
-"""Length of an epoch that Lightning gets, larger than any real one. Data ends the epoch, since its number of steps
-varies."""
+"""Length of an epoch as Lightning gets it, larger than any real one. An epoch ends with its data, since its number of
+steps may change."""
 REFUSED = {
     "limit_train_batches": (1.0, "an epoch is the whole dataset: give a smaller one"),
     "overfit_batches": (0.0, "an epoch is the whole dataset: give a smaller one"),

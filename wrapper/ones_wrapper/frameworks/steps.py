@@ -65,7 +65,7 @@ def check_ranks(job: Job, framework: str, theirs: int, on_cpus: str) -> None:
 
 def pass_over(job: Job, framework: str, what: str, given: str, how: str, known: bool = False) -> None:
     """Log that a framework's own checkpoint is not loaded, since the job has a newer one. Raises ValueError if the job
-    has none; not if it is `known` that this job wrote the framework's checkpoint. `given` is what the script wrote,
+    has none, unless it is `known` that this job wrote the framework's checkpoint. `given` is what the script wrote,
     `how` says in the message how to load weights."""
     step = job.progress.step
     if not step and not known:

@@ -178,8 +178,8 @@ class Trainer(transformers.Trainer):
         return [_Step(passes)], self._get_num_items_in_batch(counted, device)
 
     def _step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
-        """Make all passes of one step. Return this rank's part of the loss: the mean over the ranks is the step's loss,
-        times the number of base steps in this step."""
+        """Make all passes of one step. Return this rank's part of the loss. The mean of the ranks' parts is the step's
+        loss, times the number of base steps in this step."""
         total = torch.zeros((), device=self.args.device)
         before = self.job.base_steps
         for part, local in inputs.passes:

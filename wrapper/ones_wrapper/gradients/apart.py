@@ -153,7 +153,7 @@ class ApartExchange(Exchange):
 
     def _carried(self) -> list[torch.Tensor]:
         """Return parameters, buffers and optimizer state: equally many tensors on all ranks. Collective. State that
-        exists only on other ranks is created as zeros here; this rank's samples did not use that layer."""
+        exists only on other ranks is created as zeros, since only their samples used that layer."""
         assert self.model is not None
         mine = {parameter: number for number, parameter in enumerate(self.model.parameters())}
         states = [

@@ -180,9 +180,10 @@ class Placement:
 def contract(has: NodeAllocation, attempt: int, retries: int) -> dict[str, str]:
     """Return the variables that torchrun sets to the same value on all ranks, except `MASTER_ADDR` and `MASTER_PORT`.
 
-    `attempt` is the number of earlier starts of the ranks in this allocation, `retries` the most of them. With these
-    variables scripts and frameworks behave as under torchrun: they neither read ranks from Slurm nor requeue the job.
-    No torchrun agent has a store at `MASTER_PORT`: `env://` connects to the job's own store (`network.rendezvous`).
+    `attempt` is the number of earlier starts of the ranks in this allocation, `retries` the largest number allowed.
+    With these variables scripts and frameworks behave as under torchrun: they neither read ranks from Slurm nor requeue
+    the job. No torchrun agent has a store at `MASTER_PORT`: `env://` connects to the job's own store
+    (`network.rendezvous`).
     """
     return {
         "TORCHELASTIC_RUN_ID": str(has.job_id),

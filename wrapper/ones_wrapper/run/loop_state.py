@@ -44,7 +44,7 @@ class Loop:
         self.ahead = False
         """True if the script already has its next batch, which was cut for the present ranks."""
         self.least = 1
-        """Fewest samples of a share that has any: 2 if the model normalizes over the batch, else 1."""
+        """Fewest samples of a share that is not empty: 2 if the model normalizes over the batch, else 1."""
         self.first_steps = FirstSteps(False, torch.nn.Module(), [], [])
         self.used: list[int] = []
         """Dataset indices that this rank used in the present step, if a trace is written."""

@@ -32,9 +32,9 @@ class Before:
     shape: str
     batch: int
     ended: float
-    """Unix time of the last step that it reported."""
+    """Unix time of the last step that this start reported."""
     useful_per_s: float
-    """Useful samples per second shortly before its end; 0 if none were reported."""
+    """Useful samples per second shortly before this start ended; 0 if none were reported."""
 
 
 def before(job_dir: Path, restart: int) -> Before | None:

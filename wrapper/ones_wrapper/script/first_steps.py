@@ -35,7 +35,7 @@ from ones_wrapper.script.optimizers import INNER, shown, stepper
 LOOK = 20
 """Number of first steps in which the script is checked for gradients that no optimizer used."""
 FORGOTTEN_AT = 2
-"""Step after which the script's objects are searched: also those that the loop's first turn makes late then exist."""
+"""Step after which the script's objects are searched. By then the first turn of the loop has made its objects, too."""
 
 UNUSED = (
     "the step{line} ended with gradients that no optimizer used: a script that accumulates by hand loses its place "

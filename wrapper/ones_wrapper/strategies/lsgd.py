@@ -6,8 +6,8 @@ rank's.
 `job.ddp` then returns a model with this exchange. Each rank trains on its own samples. Every step pulls the rank a
 little towards its leaders' parameters in the last round: the leader of its node, and the leader of all ranks. A leader
 is the rank with the lowest mean training loss. Rounds are synchronous. Every `local_period` steps the ranks of a node
-get their leader's parameters; every `period` steps all ranks get those of the best rank. Unlike an average, a leader is
-a point that some rank has reached. So ranks on both sides of a barrier do not meet on top of it.
+get their leader's parameters; every `period` steps all ranks get those of the best rank. A leader's parameters are a
+point that a rank has reached. An average may be a point of high loss between ranks in different minima.
 
 The job evaluates and saves the leader of all ranks.
 """

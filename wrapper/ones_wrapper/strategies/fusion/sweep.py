@@ -88,8 +88,8 @@ class Sweep:
             replace_small(self._file, json.dumps(told).encode())
 
     def done(self, name: str, code: int = 0) -> None:
-        """Mark a member's training as ended, so that its job ends with this exit code. Write its results into its
-        folder before. For the script's own job this does nothing: that ends with the script's exit code."""
+        """Mark a member's training as ended, so that its job ends with this exit code. Write the member's results into
+        its folder first. Does nothing for the script's own job, which ends with the script's exit code."""
         if name not in self._trains:
             return
         self._count()

@@ -52,9 +52,9 @@ class MeshTransformer:
         return self.layers * (block + Fraction(2 * self.length, q))
 
     def sample(self, q: int) -> Fraction:
-        """Elements on a rank for each sample of its replica at the peak, when the backward pass begins. They are those
-        of the blocks, the last norm and the output layer. Added are the logits, or a larger activation, with the
-        gradient, and about eight numbers per token for the loss."""
+        """Elements on a rank for each sample of its replica at the peak, when the backward pass begins. Counted are the
+        elements that blocks, last norm and output layer keep, and the logits (or a larger activation) with their
+        gradient. The loss adds about eight numbers per token."""
         ends = self.length * (2 * self.hidden + 2 * max(4 * self.hidden, self.vocab))
         return self.saved(q) + Fraction(ends, q * q) + Fraction(8 * self.length, q)
 

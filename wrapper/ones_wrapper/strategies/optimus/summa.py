@@ -23,8 +23,8 @@ from ones_wrapper.strategies.optimus.mesh import Mesh
 
 
 def product(a: torch.Tensor, b: torch.Tensor, mesh: Mesh, transposed: bool = False) -> torch.Tensor:
-    """Return this rank's block [m, n] of C = AB, from its blocks a [m, k] and b [k, n]. If `transposed`, return it of C
-    = ABᵀ, with b [n, k]. Forward and backward pass are collective."""
+    """Return this rank's block [m, n] of C = AB, from its blocks a [m, k] and b [k, n]. If `transposed`, C = ABᵀ, with
+    b [n, k]. Forward and backward pass are collective."""
     # Autocast would cast each product's blocks, but neither products in place nor those of the backward pass. Blocks
     # that are cast here travel in half the bytes, too.
     if torch.is_autocast_enabled(a.device.type) and a.dtype != torch.float64:  # as torch's own products
