@@ -1,4 +1,4 @@
-"""Jobs of both demos, `make demo` on a cluster and `slurm-ones demo` on this machine; and the companion's settings."""
+"""Jobs of both demos (`make demo` on a cluster, `slurm-ones demo` on this machine), and the companion's settings."""
 
 from __future__ import annotations
 
@@ -17,27 +17,29 @@ CLUSTER = "demo"
 HERE, SIMULATED = "this-machine", "simulated"
 """Names of the two partitions. `SIMULATED` is also the name of the simulated jobs' user."""
 SLOTS = 4
-"""Number of GPUs that this machine pretends to have: it runs that many ranks at once."""
+"""Number of emulated GPUs on this machine, each with one rank."""
 NODES, GPUS = 4, 4
-"""Number of simulated nodes, and GPUs of each."""
+"""Number of simulated nodes, and number of GPUs on each."""
 BLOCKS = 8
-"""Number of tasks in each job array. It is the number in our sbatch templates."""
+"""Number of tasks in each job array, as in our sbatch templates."""
 SCRIPT = "spirals.py"
 """Training script in `scripts/` that each rank runs. It needs torch."""
 BASE_BATCH, MOST_GPUS = 32, 8
 """Base batch per GPU, and most GPUs of a job."""
 PACE_MS = {"spirals": 5.0, "cnn": 10.0, "transformer": 12.0}
-"""Milliseconds that a rank sleeps per sample of its local batch, in place of computing; it sleeps twice that per step.
-Jobs on a cluster sleep longer. A real step takes 5 to 10 ms of CPU, and 16 ranks may share two CPUs."""
+"""Milliseconds that a rank sleeps for each sample of its local batch, in place of computing. In each step it sleeps
+twice that in addition. Jobs on a cluster sleep longer, because there 16 ranks may share two CPUs, and a real step takes
+5 to 10 ms of CPU time."""
 SAMPLES, NOISE, PARAMETERS = 1437, 180.0, 8_000
-"""Approximate figures of the models on the cluster: training samples, gradient noise scale in samples, parameters."""
+"""Figures for the simulated models, close to the real ones: training samples, gradient noise scale in samples,
+parameters."""
 EXCHANGE_S = {"cnn": 0.002, "transformer": 0.004}
-"""Seconds that a step takes for communication: this per rank, and once more."""
+"""Seconds of communication in a step: this for each rank, and once more."""
 
 
 @dataclass(frozen=True)
 class DemoJob:
-    """A job of a demo. It is submitted `at` seconds after the first job, and its user requests `gpus` GPUs."""
+    """Job of a demo. It is submitted `at` seconds after the demo's first job, and its user requests `gpus` GPUs."""
 
     name: str
     at: float
@@ -46,10 +48,13 @@ class DemoJob:
     model: str = "spirals"
     user: str = ""
     samples: int = 1536
-    """Samples of an epoch. Only the spirals' script uses this."""
+    """Number of samples in an epoch. Only the script `SCRIPT` uses it."""
 
     def options(self, most: int) -> list[str]:
-        """Return the arguments of the training script, with batches in proportion to the job's GPUs and to `most`."""
+        """Return the arguments of the training script for a job that may grow to `most` GPUs.
+
+        The base batch is in proportion to the requested GPUs, and the largest batch to `most`.
+        """
         return [
             f"--epochs={self.epochs}",
             f"--batch={BASE_BATCH * self.gpus}",
@@ -61,7 +66,7 @@ class DemoJob:
 
 
 def comment(most: int) -> str:
-    """Return the comment by which a demo's job opts in: up to `most` GPUs, with the base batch on each."""
+    """Return the comment with which a demo's job opts in: 1 to `most` GPUs, and the base batch per GPU."""
     return f"ones: gpus=1-{most} batch={BASE_BATCH}-{BASE_BATCH * most} array=blocks"
 
 
@@ -77,23 +82,24 @@ ON_CLUSTER = (
     DemoJob("cnn-5", 86, 4, 1, "cnn", "bob"),
     DemoJob("vit-5", 100, 8, 4, "transformer", "bob"),
 )
-"""Jobs of `make demo` on a real Slurm, and of `slurm-ones demo` on a simulated one. Their users know neither the queue
-nor how their models scale. As in the Philly trace, most request one GPU and a few request many. Jobs with more GPUs
-train longer."""
+"""Jobs of `make demo` on a real Slurm, and of `slurm-ones demo` on a simulated one. Their requests depend neither on
+the queue nor on how the models scale. As in the Philly trace, most request one GPU, a few request many, and jobs with
+more GPUs train longer."""
 SHORTER = 0.4
-"""Factor on the times of submission and the epochs, so that `slurm-ones demo` takes 90 s."""
+"""Factor on submission times and epochs with which `slurm-ones demo` takes about 90 s."""
 SIMULATED_JOBS = tuple(replace(job, at=SHORTER * job.at, epochs=round(SHORTER * job.epochs)) for job in ON_CLUSTER)
 SMALL_SIMULATED = 2
 """Number of simulated jobs in tests."""
 HERE_JOBS = (DemoJob("spirals-1", 0.0, 14), DemoJob("spirals-2", 18.0, 5), DemoJob("spirals-3", 32.0, 4))
-"""Real trainings on this machine. The first grows, shrinks when others come (`LocalSlurm.grown`), and grows again."""
+"""Real trainings on this machine. The first grows, shrinks when others are submitted (`LocalSlurm.grown`), and grows
+again."""
 SMALL = (DemoJob("spirals-1", 0.0, 14), DemoJob("spirals-2", 1.0, 2))
 """Real trainings on this machine, in tests."""
 
 
 @dataclass(frozen=True)
 class Paced:
-    """Speed of the pretended GPU. Compute time is in proportion to the local batch."""
+    """Speed of an emulated GPU: compute time grows linearly with the local batch."""
 
     model: str
 
@@ -103,7 +109,7 @@ class Paced:
 
 
 def workload(jobs: Sequence[DemoJob]) -> Workload:
-    """Return these jobs as a workload. A job ends at a certain progress, so an inefficient batch takes longer."""
+    """Return these jobs as a workload. A job ends at a given progress, so it takes longer with an inefficient batch."""
     return Workload(
         "demo",
         tuple(Submission(job.name, job.at, job.name, job.gpus, BASE_BATCH * job.gpus) for job in jobs),

@@ -1,4 +1,4 @@
-"""A simulated Slurm in real time for this machine. Jobs of its first partition run as real processes."""
+"""Simulated Slurm in real time for this machine. Jobs of its first partition run as real processes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from slurm_ones.simulate.world import World
 from slurm_ones.slurm.model import JobKey, Task
 
 SHIMS = ("scontrol", "squeue", "srun")
-"""Commands of Slurm that are replaced by failing scripts. So no demo's job id reaches a real Slurm."""
+"""Commands of Slurm that are replaced by failing scripts, so that no job id of the demo reaches a real Slurm."""
 FAILS = '#!/bin/sh\necho "this is slurm-ones demo: there is no Slurm here" >&2\nexit 1\n'
 ASKED = "cancelled"
 CANCEL = f"""#!/bin/sh
@@ -56,7 +56,7 @@ reaper knows all processes, even if the demo is killed while it starts one."""
 
 
 class Processes:
-    """A demo's processes. At `close` all of them are ended."""
+    """Processes of a demo. `close` ends all of them."""
 
     def __init__(self) -> None:
         command = [sys.executable, "-I", "-S", reaper.__file__]
@@ -66,12 +66,14 @@ class Processes:
         )
         self._running: dict[int, subprocess.Popen[bytes]] = {}
         self._starter = ThreadPoolExecutor(1, "demo-starter")
-        """Thread that starts processes. Ctrl-C interrupts only the main thread, so each started one is recorded."""
+        """Thread that starts processes. Ctrl-C interrupts only the main thread, so no started process is left
+        unrecorded."""
         # Its thread is there from now on: one that Ctrl-C met as it began would not be waited for.
         self._starter.submit(os.getpid).result()
 
     def start(self, command: Sequence[str], env: Mapping[str, str], folder: Path, log: Path) -> subprocess.Popen[bytes]:
-        """Start a process in `folder`, logged to `log` and out of Ctrl-C's reach. Raises RuntimeError after `close`."""
+        """Start a process in `folder`, with its output in `log`, out of Ctrl-C's reach. Raises RuntimeError after
+        `close`."""
         return self._starter.submit(self._start, command, env, folder, log).result()
 
     def _start(
@@ -130,7 +132,7 @@ def clean_environment() -> dict[str, str]:
 
 
 def make_shims(folder: Path) -> str:
-    """Write the scripts that replace Slurm's commands into `folder`. Return a PATH in which they come first."""
+    """Write the scripts that replace Slurm's commands into `folder`. Return a PATH with this folder first."""
     folder.mkdir()
     for name, text in {**dict.fromkeys(SHIMS, FAILS), "scancel": CANCEL}.items():
         (folder / name).write_text(text)
@@ -139,7 +141,7 @@ def make_shims(folder: Path) -> str:
 
 
 def cancelled(folder: Path) -> list[int]:
-    """Return the ids of arrays that were cancelled by the script `CANCEL` since the last call."""
+    """Return the ids of the arrays that jobs cancelled through the script `CANCEL` since the last call."""
     asked = folder / ASKED
     if not asked.exists():
         return []
@@ -149,14 +151,15 @@ def cancelled(folder: Path) -> list[int]:
 
 @dataclass
 class ProcessProgram:
-    """Program of a simulated job's block (`simulated_job.Program`): each start runs `ones-run` on this machine."""
+    """Program of a simulated job's block (`simulated_job.Program`). Each start runs `ones-run` on this machine."""
 
     task: Task
     command: Callable[[int], Sequence[str]]
-    """Function that returns the `ones-run` command for a number of ranks."""
+    """Function from a number of ranks to the `ones-run` command."""
     env: Mapping[str, str]
     folder: Path
-    """Directory from which the job was submitted. Its output files are written there, under Slurm's names for them."""
+    """Directory from which the job was submitted. Its output files are written there, with the names that Slurm
+    uses."""
     processes: Processes
     batch: int = 0
     _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
@@ -177,7 +180,7 @@ class ProcessProgram:
         self._process = self.processes.start(command, {**self.env, **slurm}, self.folder, log)
 
     def stop(self, *, killed: bool = False) -> float:
-        """See `Program`. Waits until the processes have ended."""
+        """See `Program`. Wait until the processes have ended."""
         process, self._process = self._process, None
         if process is not None and killed:
             reaper.signal_group(process.pid, signal.SIGKILL)
@@ -186,7 +189,7 @@ class ProcessProgram:
         return 0.0
 
     def ended(self) -> int | None:
-        """Return the exit code if the processes have ended by themselves since the last call; None otherwise."""
+        """Return the exit code if the processes have ended by themselves since the last call; else None."""
         code = self.processes.poll(self._process) if self._process is not None else None
         if code is not None:
             self._process = None
@@ -194,7 +197,7 @@ class ProcessProgram:
 
 
 GROWN_S = 60.0
-"""Seconds after the start at which the second training is submitted, even if the first one has not grown."""
+"""Time after the start at which the second training is submitted even if the first one has not grown, in seconds."""
 
 
 class _SimulatedNodes(ClusterSpec):
@@ -215,7 +218,7 @@ class _SimulatedJobs(World):
 
 @dataclass
 class Submitted:
-    """A real training that was submitted on this machine."""
+    """Real training that was submitted on this machine, with the program of each of its blocks."""
 
     job: DemoJob
     job_id: int
@@ -223,7 +226,7 @@ class Submitted:
 
 
 class LocalSlurm:
-    """Simulated Slurm that also runs real processes. `look` advances it, and `lock` is held for all changes."""
+    """Simulated Slurm that also runs real processes. `look` advances its time. `lock` is held during each change."""
 
     def __init__(
         self, folder: Path, processes: Processes, jobs: Sequence[DemoJob], simulated: int = len(SIMULATED_JOBS)
@@ -232,8 +235,8 @@ class LocalSlurm:
         self.lock = threading.RLock()
         self.submitted: list[Submitted] = []
         self.grown = False
-        """True once a training has grown, as the reader of the job database reports. Then the other trainings are
-        submitted, so that the first one shrinks, even on a slow machine. After `GROWN_S` seconds they are submitted
+        """True once a training has grown, as `DemoProgress` finds in the job database. Then the other trainings are
+        submitted, and the first one shrinks, however slow the machine is. After `GROWN_S` seconds they are submitted
         anyway."""
         self._folder, self._processes = folder, processes
         self._upcoming = sorted(jobs, key=lambda job: job.at)
@@ -258,7 +261,8 @@ class LocalSlurm:
         return not self._upcoming and self.world.done
 
     def look(self) -> None:
-        """Advance to the present time: note processes that have ended, submit due jobs, and advance simulated jobs."""
+        """Advance to the present time: record which processes have ended, submit due jobs, and advance simulated
+        jobs."""
         with self.lock:
             for one in self.submitted:
                 for program in one.programs:

@@ -1,4 +1,4 @@
-"""Program that ends a demo's processes if the demo dies. It notices that by the end of its standard input.
+"""Program that ends a demo's processes if the demo dies, which closes the program's standard input.
 
 It needs only the standard library, so that it starts in milliseconds and uses little memory. It reads lines: `+PID`
 adds a process group, given its leader, and `-PID` removes it.

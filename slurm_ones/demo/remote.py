@@ -1,6 +1,6 @@
-"""Client by which the companion's process uses the demo's simulated Slurm. Calls go through a socket.
+"""Client through which the companion's process uses the demo's simulated Slurm, over a socket.
 
-Both ends run as the same user. Each proves by the demo's key that it is the demo's, before any call.
+Both ends run as the same user. Before any call, each proves to the other that it has the demo's key.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from slurm_ones.slurm.client import Refused, SlurmClient, Unreachable
 DOOR = "SLURM_ONES_DEMO"
 """Environment variable with port and key. On a command line, all users of the machine could read the key."""
 CALLS = frozenset(name for name in vars(SlurmClient) if not name.startswith("_")) - {"name"}
-"""Methods of `SlurmClient` that can be called."""
+"""Methods of `SlurmClient` that can be called over the socket."""
 
 
 class Served:
-    """Server that answers calls by calling a client, in threads of its own. It holds `lock` during each call."""
+    """Server that passes each call on to a `SlurmClient`, with a thread for each connection. It holds `lock` during a
+    call."""
 
     def __init__(self, client: SlurmClient, lock: threading.RLock) -> None:
         self._client, self._lock = client, lock
@@ -34,7 +35,7 @@ class Served:
 
     @property
     def env(self) -> dict[str, str]:
-        """Environment variables for the process that has the `RemoteClient`."""
+        """Environment variables for a process that uses `RemoteClient`."""
         return {DOOR: f"{self._listener.address[1]} {self._key.hex()}"}
 
     def close(self) -> None:
@@ -70,7 +71,7 @@ class Served:
 
 
 class RemoteClient:
-    """`SlurmClient` that sends each call to the demo, which has started this process."""
+    """`SlurmClient` that sends each call to the demo that started this process."""
 
     name = "the demo's own Slurm"
 

@@ -1,4 +1,4 @@
-"""A demo from start to end: its processes, messages about its jobs, and its cleanup."""
+"""A demo from start to end: its processes, the messages about its jobs, and its cleanup."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ LOOK_S = 0.1
 DATABASE_S = 1.0
 """Seconds between two reads of the job database."""
 SETTLE_S = 20.0
-"""Most seconds to wait until the companion has noticed the last job's end."""
+"""Longest wait for the companion to notice the last job's end, in seconds."""
 LONGEST_S = 240.0
-"""Seconds after which a demo is ended."""
+"""Longest duration of a demo, in seconds; then it is ended."""
 START_S = 30.0
-"""Most seconds to wait until the page answers."""
+"""Longest wait for the page's first answer, in seconds."""
 UNFIT = frozenset('?#%"\\')
 
 Say = Callable[[float, str], None]
@@ -69,15 +69,15 @@ def prepare(folder: Path) -> None:
 
 
 def address_in(log: str) -> str:
-    """Return the live page's URL that `slurm-ones web` has printed; empty if it has not yet."""
+    """Return the live page's URL from the log of `slurm-ones web`; empty if it has not been printed yet."""
     found = re.search(r"^The live page: (\S+)\n", log, flags=re.MULTILINE)
     return found[1] if found else ""
 
 
 def page_file(folder: Path, address: str) -> Path:
-    """Write a file that sends a browser to the address. Only this user can read the file.
+    """Write a file that redirects a browser to the address, and return its path. Only this user can read the file.
 
-    The address has a token. A browser's command line must not contain it, because all users of the machine can read
+    The address has a token. It must not be on a browser's command line, because all users of the machine can read
     command lines.
     """
     path = folder / "page.html"
@@ -93,12 +93,12 @@ SIMULATED_EVERY_S = 10.0
 
 
 class DemoProgress:
-    """Reader of the job database that reports each change in a line."""
+    """Reader of the job database. It reports each change in a line."""
 
     def __init__(self, say: Callable[[float, str], None], began: float) -> None:
         self._say, self._began = say, began
         self._reported: dict[int, int] = {}
-        """Number of memberships of each training that are already reported, by job id."""
+        """Number of memberships already reported for each training, by job id."""
         self._ended: set[int] = set()
         self.states: dict[int, str] = {}
         """State of each job when it was last read, by job id."""
@@ -154,7 +154,8 @@ def _line(jobs: Sequence[JobSummary]) -> str:
 
 
 def samples_line(one: Submitted, folder: Path) -> tuple[bool, str]:
-    """Return True if the ranks' trace files show each sample used once in each epoch, and a sentence on it."""
+    """Return (True if each sample was used exactly once in each epoch, a sentence on it), from the ranks' trace
+    files."""
     used: Counter[tuple[int, int]] = Counter()
     for path in sorted((folder / f"ones-{one.job_id}").glob("trace-*.jsonl")):
         for text in path.read_text(encoding="utf-8").splitlines():
@@ -176,10 +177,10 @@ def samples_line(one: Submitted, folder: Path) -> tuple[bool, str]:
 
 
 class Demo(AbstractContextManager["Demo"]):
-    """Context in which a demo runs. At its end nothing but the demo's folder is left."""
+    """Context in which a demo runs. After it, only the demo's folder is left."""
 
     def __init__(self, folder: Path, jobs: Sequence[DemoJob], simulated: int, say: Say) -> None:
-        """Prepare a demo with these trainings and `simulated` simulated jobs. `say` gets Unix time and a line."""
+        """Prepare a demo with these trainings and `simulated` simulated jobs. `say` gets a Unix time and a line."""
         self.folder, self._say = folder, say
         self.url = f"sqlite:///{folder / 'ones.sqlite'}"
         self.settings = write_settings(folder, self.url)
@@ -210,7 +211,8 @@ class Demo(AbstractContextManager["Demo"]):
         return self.slurm.submitted
 
     def serve_page(self, port: int = 0) -> str:
-        """Start the live page, and return its address once it answers; jobs continue. Port 0 is any free port."""
+        """Start the live page, and return its address once it answers. Jobs continue meanwhile. Port 0 means any free
+        port."""
         self._page = self._program("web", {"SLURM_ONES_WEB_TOKEN": secrets.token_urlsafe(16)}, f"--port={port}")
         until = time.monotonic() + START_S
         while True:
@@ -222,7 +224,7 @@ class Demo(AbstractContextManager["Demo"]):
                 raise DemoFailed(f"the live page did not start: {self._tail('web.log')}")
 
     def run(self) -> bool:
-        """Run until the companion has noticed that all jobs have ended. Return False if the time limit came first."""
+        """Run until the companion has noticed that all jobs have ended. Return False at the time limit."""
         began, over_since, database_at = time.monotonic(), 0.0, 0.0
         while time.monotonic() - began < LONGEST_S:
             self._look()
@@ -241,7 +243,7 @@ class Demo(AbstractContextManager["Demo"]):
         return False
 
     def wait(self, seconds: float) -> None:
-        """Keep the demo for this many seconds, so that the page can be looked at."""
+        """Keep the demo's page for this many seconds."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             self._look()

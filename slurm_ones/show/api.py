@@ -1,6 +1,6 @@
-"""JSON API, version 1. It returns the objects that commands print with --json, of the jobs that the reader may see.
+"""JSON API, version 1. It returns the same objects as commands with --json, for the jobs that the reader may see.
 
-`show.columns` declares the fields of each object. OpenAPI's schemas are made from them.
+`show.columns` declares the fields of each object, from which OpenAPI's schemas are made.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from slurm_ones.show.why import decided_last, explain
 BASE = "/api/v1"
 KIND = "application/json"
 DECISIONS = 20
-"""Most decisions that the API returns; they are the newest."""
+"""Number of decisions that the API returns: the newest."""
 OBJECTS: Mapping[str, tuple[str, Sequence[ShownColumn[Any]]]] = {
     "Job": ("a job that opted in", JOB),
     "Node": ("a node, and who holds its GPUs", NODE),
@@ -28,7 +28,7 @@ OBJECTS: Mapping[str, tuple[str, Sequence[ShownColumn[Any]]]] = {
 
 
 def jobs(moment: Moment, opened: Callable[[], Store]) -> bytes:
-    """Jobs that have not ended, and those that ended last, as `slurm-ones jobs --json` prints them."""
+    """Jobs that have not ended, and the last ended ones, as `slurm-ones jobs --json` prints them."""
     return _text([record(JOB, one) for one in moment.live.jobs])
 
 
@@ -38,7 +38,7 @@ def nodes(moment: Moment, opened: Callable[[], Store]) -> bytes:
 
 
 def decisions(moment: Moment, opened: Callable[[], Store]) -> bytes:
-    """Newest decisions, the newest first, with an object for each job."""
+    """Newest decisions, newest first, with an object for each job in them."""
     names = {one.job.job_id: one.job.name for one in moment.live.jobs}
     with opened() as store:
         found = decided_last(store, names, DECISIONS, moment.user)
@@ -59,7 +59,7 @@ LISTS: Mapping[str, tuple[str, Callable[[Moment, Callable[[], Store]], bytes]]] 
     "nodes": ("Node", nodes),
     "decisions": ("Decision", decisions),
 }
-"""Lists of the API by their path below `BASE`: kind of object, and the function that returns the list."""
+"""Lists of the API: for each path below `BASE`, the kind of object and the function that returns the list."""
 
 
 def openapi(root: str) -> bytes:

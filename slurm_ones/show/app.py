@@ -1,4 +1,4 @@
-"""Web server of the live page and its JSON API. It checks access, and notifies browsers of each tick."""
+"""Web application of the live page and its JSON API. It checks access, and notifies browsers of each tick."""
 
 from __future__ import annotations
 
@@ -27,11 +27,12 @@ from slurm_ones.show.logs import Logs
 from slurm_ones.text import plain
 
 VIEWERS = 1_000
-"""Most browsers that are notified of ticks. Further browsers ask once a minute."""
+"""Most browsers that are notified of ticks. Any further browser polls once a minute."""
 BEAT_S = 20.0
-"""Longest time without a line in the stream of ticks, s. An empty line keeps proxies from closing the connection."""
+"""Longest time without a line in the stream of ticks, in seconds. An empty line keeps proxies from closing the
+connection."""
 QUERY = 2_000
-"""Most characters in the query of a URL."""
+"""Longest query of a URL, in bytes."""
 STATIC = {"live.js": "text/javascript", "style.css": "text/css", "icon.svg": "image/svg+xml"}
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
@@ -50,8 +51,8 @@ class Web:
     ) -> None:
         """Serve the database that `opened` opens. `logs` finds jobs' logs; without it, pages show no log.
 
-        A request must have the secret `token`, which shows all jobs, unless it is empty. Behind a proxy that names the
-        user in the HTTP header `user_header`, a request shows only the jobs of this user.
+        A request must have the secret `token`, unless that is empty, and then shows all jobs. If `user_header` is
+        given, a proxy names the user in this HTTP header, and the request shows only the user's jobs.
         """
         self.feed = TickFeed(opened)
         self._opened, self._token, self._logs, self._user_header = opened, token, logs, user_header
@@ -86,7 +87,7 @@ class Web:
                 await watching
 
     def _refused(self, request: Request) -> Response | None:
-        """Return the response to a request that is refused; None if it is allowed."""
+        """Return the response if a request is refused, or redirected to hide its token; None if it is allowed."""
         if len(request.scope["query_string"]) > QUERY:
             return PlainTextResponse("the query is too long\n", 414, HEADERS)
         if not self._token:
@@ -97,7 +98,7 @@ class Web:
         given = asked.get("token", [""])[0] or bearer or request.cookies.get(cookie(request, self._root), "")
         if not hmac.compare_digest(given.encode(), self._token.encode()):
             return PlainTextResponse(
-                "open the address that `slurm-ones web` printed: it holds a token, and this one does not fit\n",
+                "open the address that `slurm-ones web` printed: this one has no token, or a wrong one\n",
                 403,
                 HEADERS,
             )
@@ -115,7 +116,8 @@ class Web:
         return None
 
     def _user(self, request: Request) -> str | None:
-        """Return the user whose jobs the request may see: "" for all users, None if the proxy names none."""
+        """Return the user whose jobs the request may show: "" for all users, None if the proxy does not name exactly
+        one."""
         if not self._user_header:
             return ""
         named = request.headers.getlist(self._user_header)
@@ -136,7 +138,8 @@ class Web:
     async def _answer(
         self, request: Request, key: str, title: str, make: Callable[[Moment], bytes | None], kind: str = "text/html"
     ) -> Response:
-        """Return what `make` renders, or 404 for None. It is cached for each user until the next tick."""
+        """Return a response with what `make` renders, or 404 if that is None. It is cached for each user until the next
+        tick."""
         refused = self._refused(request)
         if refused is not None:
             return refused
@@ -163,7 +166,7 @@ class Web:
         if name == "openapi.json":
             return await self._answer(request, f"api/{name}", name, lambda moment: api.openapi(self._root), api.KIND)
         if name not in api.LISTS:
-            return PlainTextResponse(f"ask {api.BASE}/openapi.json for what there is\n", 404, HEADERS)
+            return PlainTextResponse(f"no such list; {api.BASE}/openapi.json describes the API\n", 404, HEADERS)
         make = api.LISTS[name][1]
         return await self._answer(request, f"api/{name}", name, lambda moment: make(moment, self._opened), api.KIND)
 
@@ -199,11 +202,11 @@ class Web:
         if refused is not None:
             return refused
         if self._viewers >= VIEWERS:
-            return PlainTextResponse(f"{VIEWERS} browsers hear of ticks already\n", 503, HEADERS)
+            return PlainTextResponse(f"{VIEWERS} browsers are notified of ticks already\n", 503, HEADERS)
         return StreamingResponse(self._ticks(), headers=HEADERS, media_type="text/event-stream")
 
     async def _ticks(self) -> AsyncIterator[bytes]:
-        """Yield a line for each tick. A slow reader misses ticks, because lines are not queued."""
+        """Yield a line for each tick. Lines are not queued, so a slow reader misses ticks."""
         self._viewers += 1
         try:
             number = self.feed.moment.number
@@ -217,16 +220,17 @@ class Web:
 
 
 def cookie(request: Request, root: str) -> str:
-    """Return the name of the cookie with the token. It differs by port and path.
+    """Return the name of the cookie with the token, which differs by port and path.
 
-    Browsers share cookies among all ports of a host. With the same name, one page would log the reader out of another.
+    Browsers share cookies among all ports of a host. With one name for all, opening one page would log the reader out
+    of another.
     """
     server = request.scope.get("server") or ("", "")
     return f"slurm-ones-{server[1]}{quote(root, safe='')}"
 
 
 def _job_id(request: Request) -> int:
-    """Return the job id in the path; for any other text -1, an id that no job has.
+    """Return the job id in the path; -1, which no job has, for any other text.
 
     A number with too many digits counts as other text, because Python refuses to parse thousands of digits.
     """
@@ -235,13 +239,13 @@ def _job_id(request: Request) -> int:
 
 
 def _asked(request: Request) -> dict[str, list[str]]:
-    """Return the values in the query by name. Bytes that are not UTF-8 are accepted."""
+    """Return the values of the URL's query by name. Bytes that are not UTF-8 are accepted."""
     query: bytes = request.scope["query_string"]
     return parse_qs(query.decode("latin-1"))
 
 
 def address(host: str, port: int, root: str, token: str) -> str:
-    """Return the URL of the page for a browser."""
+    """Return the page's URL, with the token, for a browser."""
     shown = f"[{host}]" if ":" in host else host
     path = "/" + root.strip("/") + "/" if root.strip("/") else "/"
     return f"http://{shown}:{port}{path}" + (f"?{urlencode({'token': token})}" if token else "")

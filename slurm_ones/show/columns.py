@@ -20,17 +20,17 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class ShownJob:
-    """A job with what was last decided about it."""
+    """A job, and what its newest decision says about it."""
 
     job: JobSummary
     why: str = ""
     """Reason for the job's present size or for its wait; empty if the job has ended."""
     cause: str | None = None
-    """Reason why the job gets no other size, as one of the codes `CAUSES`."""
+    """Code (in `CAUSES`) of the reason why the job keeps its size; None if there is none."""
     wrong: str = ""
-    """Mistake in how the job was started."""
+    """Mistake in how the job was started, as a sentence; empty if none is known."""
     promise: PromiseRecord | None = None
-    """Newest promise or refusal of the job's deadline."""
+    """Newest answer about the job's deadline: promised or refused."""
 
     def __hash__(self) -> int:
         return hash((self.job, self.why))
@@ -38,7 +38,7 @@ class ShownJob:
 
 @dataclass(frozen=True)
 class ShownNode:
-    """A node, and the GPUs that each elastic job holds on it, by job id."""
+    """A node, and the number of GPUs that each elastic job holds on it, by job id."""
 
     name: str
     state: str
@@ -53,7 +53,7 @@ class ShownNode:
 
 @dataclass(frozen=True)
 class ShownResize:
-    """A resize with its steps, and how the job's next run started."""
+    """A resize with its steps, and the phases of the job's start after it as text."""
 
     resize: ResizeRecord
     steps: Sequence[ResizeStepRecord] = ()
@@ -62,55 +62,56 @@ class ShownResize:
 
 @dataclass(frozen=True)
 class ShownDecision:
-    """Part of a decision that is about one job, with its outcome."""
+    """Part of a decision for one job, and its outcome."""
 
     decision: DecisionRecord
     given: DecisionJobRecord
     name: str = ""
     """Name of the job."""
     resize: ResizeRecord | None = None
-    """Resize by which the decision was carried out."""
+    """Resize that carries out the decision; None if there is none."""
 
 
 @dataclass(frozen=True, eq=False)
 class ShownColumn(Generic[T]):
-    """A column of a table of T: how its values are read, formatted and placed."""
+    """Column of a table of objects T: how values are read, formatted and placed."""
 
     name: str
-    """Name of the field in JSON."""
+    """Name of the column's field in JSON."""
     value: Callable[[T], Any]
-    """Function that returns the value in JSON; None if it is unknown."""
+    """Function from an object to its value in JSON; None if the value is unknown."""
     help: str
     title: str = ""
     """Heading of the column in a table."""
     form: Callable[[Any], str] = str
-    """Function that formats a known value as text."""
+    """Function from a known value to its text."""
     unit: str = ""
     own: Callable[[T], str] | None = None
-    """Function that formats the whole object as text, if its value does not suffice."""
+    """Function from the whole object to its text, if its value does not suffice."""
     left: bool = False
     """True if the column is left-aligned."""
     width: int = 8
     """Width in characters, in a table with fixed widths."""
     most: int = 400
-    """Most characters of a cell, in a table with widths by content. Longer text is cut."""
+    """Most characters of a cell in a table with widths by content. A longer text is cut."""
     json: bool = True
     key: Callable[[T], Any] | None = field(default=None)
-    """Function that returns the value to sort by, if it is another than `value`. Objects with None come last."""
+    """Function from an object to the value by which rows are sorted, if that is not `value`. Rows with None come
+    last."""
 
     def text(self, one: T) -> str:
-        """Return the value as printable text without markup; – if there is none."""
+        """Return the cell's text, printable and without markup; – if there is no value."""
         value = self.own(one) if self.own is not None else self.value(one)
         return "–" if value is None or value == "" else plain(value if self.own is not None else self.form(value), 400)
 
     @property
     def long(self) -> bool:
-        """True for a wide column. On a page its text may take several lines."""
+        """True for a wide column, whose text may take several lines on a page."""
         return self.width >= 20
 
 
 def record(columns: Sequence[ShownColumn[T]], one: T) -> dict[str, Any]:
-    """Return a job, node, resize or decision as a JSON object with these columns as fields."""
+    """Return a job, node, resize or decision as a JSON object with a field for each column."""
     return {column.name: column.value(one) for column in columns if column.json}
 
 
@@ -130,7 +131,7 @@ def _job(name: str) -> Callable[[ShownJob], Any]:
 
 
 def gpus(job: JobSummary) -> int:
-    """Return the number of GPUs that the job holds."""
+    """Return the number of GPUs that the job holds; 0 unless it runs."""
     return job.shape.gpus if job.running and job.shape else 0
 
 
@@ -195,7 +196,7 @@ JOB: tuple[ShownColumn[ShownJob], ...] = (
     ShownColumn("running", _job("running"), "true if its newest run has not ended"),
     ShownColumn("batch", lambda one: one.job.batch or None, "global batch, samples", "batch", width=6),
     ShownColumn(
-        "local_batch", _job("local_batch"), "samples per GPU and forward pass", "per GPU",
+        "local_batch", _job("local_batch"), "most samples in a forward pass of a replica", "per GPU",
         own=lambda one: per_gpu(one.job),
     ),
     ShownColumn("passes", _job("passes"), "forward passes per optimizer step"),
@@ -227,7 +228,7 @@ JOB: tuple[ShownColumn[ShownJob], ...] = (
     ShownColumn("jct_s", _job("jct_s"), "submission to end", "JCT", seconds, "s"),
     ShownColumn("attempts", _job("attempts"), "restarts of the ranks within runs"),
     ShownColumn("nonfinite", _job("nonfinite"), "steps with a loss that is not a finite number"),
-    ShownColumn("nonfinite_step", _job("nonfinite_step"), "step of the newest report with such a loss"),
+    ShownColumn("nonfinite_step", _job("nonfinite_step"), "step of the newest report with such a loss (see nonfinite)"),
     ShownColumn("report_note", _job("report_note"), "what was wrong with the job's directory or reports"),
     ShownColumn("why", lambda one: one.why, "why the job has its size", "why", own=_why, left=True, width=20),
     ShownColumn("cause", lambda one: one.cause or None, "code of the reason why the job keeps its size"),
@@ -246,7 +247,7 @@ NODE: tuple[ShownColumn[ShownNode], ...] = (
 )  # fmt: skip
 
 RESIZE: tuple[ShownColumn[ShownResize], ...] = (
-    ShownColumn("id", attrgetter("resize.id"), "its number"),
+    ShownColumn("id", attrgetter("resize.id"), "its id"),
     ShownColumn("job_id", attrgetter("resize.job_id"), "Slurm's job id"),
     ShownColumn("started", attrgetter("resize.started"), "its start, Unix seconds", "begun", clock, left=True),
     ShownColumn("ended", attrgetter("resize.ended"), "its end, Unix seconds; null while open", "ended", clock),
@@ -259,7 +260,7 @@ RESIZE: tuple[ShownColumn[ShownResize], ...] = (
     ShownColumn("new_kind", attrgetter("resize.new_kind"), "kind of GPU after; empty for any"),
     ShownColumn("mechanism", attrgetter("resize.mechanism"), "requeue or blocks", "by", left=True),
     ShownColumn("blocks", lambda one: planned(one.resize), "blocks that it adds and drops"),
-    ShownColumn("restart", attrgetter("resize.restart"), "restart of the run that it ends; -1 if the job waited"),
+    ShownColumn("restart", attrgetter("resize.restart"), "restart count of the run it ends; -1 if it waited"),
     ShownColumn("decision_id", attrgetter("resize.decision_id"), "decision that it carries out"),
     ShownColumn("state", attrgetter("resize.stage"), "its state", "state", left=True),
     ShownColumn("pause_s", attrgetter("resize.pause_s"), "pause of training", "pause", seconds, "s"),
@@ -272,7 +273,7 @@ RESIZE: tuple[ShownColumn[ShownResize], ...] = (
         "outcome", lambda one: str(one.resize.outcome), "outcome of the resize", "what came of it", left=True, width=40
     ),
     ShownColumn("outcome_code", attrgetter("resize.outcome.code"), "code of the outcome"),
-    ShownColumn("outcome_arguments", lambda one: dict(one.resize.outcome.arguments), "values in that sentence"),
+    ShownColumn("outcome_arguments", lambda one: dict(one.resize.outcome.arguments), "values in the outcome text"),
 )  # fmt: skip
 
 DECISION: tuple[ShownColumn[ShownDecision], ...] = (
@@ -347,7 +348,7 @@ JOBS = _of(
 )
 """Columns of `slurm-ones jobs`."""
 TOP = _of(JOB, "job_id user name st shape batch samples_per_s epochs left_s resizes why")
-"""Columns of `slurm-ones top`. The last one is as wide as the room that is left."""
+"""Columns of `slurm-ones top`. The last one takes the rest of the width."""
 RUNNING = _of(JOB, "job_id name user shape batch samples_per_s epochs left_s resizes why")
 WAITING = _of(JOB, "job_id name user state why")
 ENDED = _of(JOB, "job_id name user state end_time jct_s resizes pause_s")
@@ -356,6 +357,6 @@ RESIZES = _of(RESIZE, "started change mechanism state pause_s steps outcome")
 DECIDED = _of(DECISION, "time shape reason outcome alternatives")
 """Columns of the two tables on a job's page: RESIZES and DECIDED."""
 GIVEN = _of(DECISION, "job_id name from_shape shape reason outcome alternatives")
-"""Columns of the table that shows a decision's jobs."""
+"""Columns of the table of a decision's jobs."""
 GIVE_WAY = "pause_s resizes accuracy jct_s left_s local_batch strategy user samples_per_s name epochs batch shape state"
-"""Columns in the order in which a table leaves them out if it is too wide. The job id always stays."""
+"""Columns in the order in which a table that is too wide leaves them out. The job id always stays."""

@@ -1,7 +1,7 @@
-"""Limits on a server's connections. Idle connections are closed, and nobody can use up all connections.
+"""Limits on a server's connections. Idle connections are closed, and no client can use up all connections.
 
-A connection is a stranger until a request on it is authenticated. A peer is a local user, found in the kernel's socket
-table, or otherwise an address. A peer may have at most `STRANGERS` strangers; more are closed at once. If all
+A connection is a stranger until a request on it is authenticated. Its peer is a local user, found in the kernel's
+socket table, or otherwise an address. A peer may have at most `STRANGERS` strangers; more are closed at once. If all
 `CONNECTIONS` are in use, the peer with the most strangers loses its oldest ones. So no peer can keep others out.
 """
 
@@ -21,27 +21,28 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 CONNECTIONS = 1_200
 """Most open connections."""
 STRANGERS = 256
-"""Most connections of a peer without an authenticated request."""
+"""Most strangers of one peer: connections without an authenticated request."""
 HEADER_S = 5.0
 """Seconds after which a connection is closed if it has not sent its first request's header."""
 PATIENCE_S = 10.0
-"""Interval in seconds at which idle connections are looked for. A connection is closed after one to two intervals
-without a request, or with an answer that is not read."""
+"""Seconds between two checks for idle connections. A connection is closed after one to two such intervals without a
+request, or with an answer that its client does not read."""
 AT_A_TIME = 16
-"""One sixteenth of `CONNECTIONS` is closed at a time, because finding the owners costs the same for one as for many."""
+"""Divisor of `CONNECTIONS`: one sixteenth of them is closed at a time, because finding their peers costs the same for
+one as for many."""
 COUNT_S = 0.1
-"""Seconds after which strangers are counted again."""
+"""Seconds for which a count of strangers is used."""
 REFUSED_AT_ONCE = 64
-"""Most new connections that are closed before the server turns to others."""
+"""Most new connections that are closed before the server turns to other work."""
 SOCK_DIAG, BY_FAMILY, REQUEST = 4, 20, 1
 ALL_STATES, NO_COOKIE, UID_AT = 0xFFFFFFFF, b"\xff" * 8, 16 + 4 + 48 + 12
 """Constants of sock_diag(7); `UID_AT` is the offset of the user id in the kernel's answer."""
 ANSWER_S = 0.1
-"""Longest wait for the kernel's answer, s."""
+"""Longest wait for the kernel's answer, in seconds."""
 LOOPBACK = ("127.", "::1", "::ffff:127.")
 """Prefixes of loopback addresses."""
 ADMITTED = "slurm_ones.admitted"
-"""Key by which the ASGI scope says that its request is authenticated."""
+"""Key in the ASGI scope of an authenticated request."""
 
 
 class UnambiguousLength:
@@ -57,7 +58,7 @@ class UnambiguousLength:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         names = {name for name, _ in scope.get("headers", ())}
         if {b"transfer-encoding", b"content-length"} <= names:
-            answer = PlainTextResponse("a length and a transfer encoding\n", 400, {"Connection": "close"})
+            answer = PlainTextResponse("both Content-Length and Transfer-Encoding\n", 400, {"Connection": "close"})
             await answer(scope, receive, send)
             return
         await self._app(scope, receive, send)
@@ -99,7 +100,8 @@ class BoundedSocket(socket.socket):
         self._strangers, self._counted_at = Counter[str](), 0.0
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """Return the next connection from a peer that may have more. Close up to `REFUSED_AT_ONCE` others first."""
+        """Return the next connection whose peer has fewer than `STRANGERS` strangers. Close up to `REFUSED_AT_ONCE`
+        others."""
         if (now := time.monotonic()) > self._counted_at + COUNT_S:
             self._counted_at, self._strangers = now, Counter(one.peer for one in self._connections if one.stranger)
         for _ in range(REFUSED_AT_ONCE):
@@ -113,10 +115,10 @@ class BoundedSocket(socket.socket):
 
 
 class Bounded(H11Protocol):
-    """HTTP connection with time limits, since uvicorn waits forever for a request or for the rest of one."""
+    """HTTP connection with time limits. uvicorn has none for a request or for the rest of one."""
 
     began: float
-    """Time at which the connection was made."""
+    """Time at which the connection was made, by the monotonic clock."""
     peer = ""
     """Peer of the connection (see `peer_of`)."""
     _unread = 0

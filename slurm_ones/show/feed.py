@@ -1,4 +1,4 @@
-"""Data that all viewers share. The database is read once a tick, and each part of a page is rendered once."""
+"""Data that all viewers of the page share: the database is read, and each part of a page rendered, once per tick."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from slurm_ones.show.columns import ShownJob
 from slurm_ones.show.live import Live, read_live, silent
 
 HISTORY_S = 24 * 3600.0
-"""Seconds before now that the chart of GPUs over time covers."""
+"""Time that the chart of GPUs covers, in seconds before now."""
 LOOK_S = 1.0
 """Seconds between two checks of the database for a new tick."""
 FIRST_S = 5.0
 """Longest time that a page waits for the first read of the database, in seconds."""
 KEPT = 512
-"""Most rendered parts of pages that are kept until the next tick."""
+"""Most rendered parts of pages that are cached until the next tick."""
 USERS = 512
-"""Most users whose ended jobs are kept. Above it, the jobs of the user with the oldest last request are dropped."""
+"""Most users whose ended jobs are cached. Beyond it, the user whose last request is oldest is dropped."""
 OWN_S = 3600.0
-"""Seconds after which a user's ended jobs are read again. Ticks do not show that old jobs were corrected or deleted."""
+"""Seconds after which a user's ended jobs are read again: old jobs may be corrected or deleted without a tick."""
 ERRORS = (StoreError, OSError)
 
 
 @dataclass(frozen=True)
 class Moment:
-    """State of the database at a tick. Each moment has a larger `number` than the one before."""
+    """Database at a tick. Each moment has a larger `number` than the one before."""
 
     number: int = 0
     at: float = 0.0
@@ -42,13 +42,13 @@ class Moment:
     timeline: tuple[TimelineRow, ...] = ()
     """Runs of jobs in the last `HISTORY_S` seconds."""
     others: tuple[tuple[float, int], ...] = ()
-    """GPUs of jobs that did not opt in: (time, GPUs) of each change in that time."""
+    """(Time, GPUs) of each change in the GPUs of jobs that did not opt in, in the last `HISTORY_S` seconds."""
     colours: Mapping[int, int] = field(default_factory=dict)
-    """Colour of each job in the timeline, by job id. It is the same at later moments."""
+    """Colour of each job in the timeline, by job id. A job keeps its colour at later moments."""
     problem: str = ""
     """Error if the database could not be read; empty if it could."""
     user: str = ""
-    """User whose jobs this moment is limited to; empty for all users."""
+    """User to whose jobs this moment is limited; empty for all users."""
 
     @property
     def ended(self) -> list[ShownJob]:
@@ -57,7 +57,7 @@ class Moment:
         return sorted(over, key=lambda one: (one.job.end_time or 0.0, one.job.job_id))
 
     def colour(self, job_id: int) -> str:
-        """Return the CSS class of the job's colour. All pictures use the same."""
+        """Return the CSS class of the job's colour, which is the same in all pictures."""
         return f"c{self.colours.get(job_id, job_id % palette.COLOURS)}"
 
     def of(self, user: str, ended: Iterable[JobSummary] = ()) -> Moment:
@@ -77,12 +77,12 @@ class _Own:
     read: float
     """Time at which the ended jobs were read, Unix seconds."""
     until: float
-    """Time up to which `jobs` has all jobs that ended, Unix seconds."""
+    """Time up to which `jobs` is complete, Unix seconds."""
     jobs: tuple[JobSummary, ...]
 
 
 class TickFeed:
-    """Reader of the database that reads once a tick, however many viewers there are."""
+    """Reader of the database. It reads once per tick, however many viewers there are."""
 
     def __init__(self, opened: Callable[[], Store], *, look_s: float = LOOK_S) -> None:
         """Read the database that `opened` opens."""
@@ -97,15 +97,16 @@ class TickFeed:
         self._stamp: object = None
         self._health: HealthRecord | None = None
         self._seen: tuple[object, ...] = (None,)
-        """Cluster, tick, leader and silence at the last read. If one of them changes, the database is read again."""
+        """Cluster, tick, leader, and True if the companion is silent, at the last read. If one of them changes, the
+        database is read again."""
         self._next = asyncio.Event()
-        """Event that is set as soon as the next moment is there."""
+        """Event that is set when the next moment has been read."""
         self._made: dict[tuple[int, str, str], asyncio.Task[bytes]] = {}
         self._own: OrderedDict[str, _Own] = OrderedDict()
-        """Ended jobs of each user. The user who last read longest ago comes first."""
+        """Ended jobs of each user, in the order of the users' last requests."""
 
     async def run(self) -> None:
-        """Check the database until cancelled."""
+        """Check the database every `look_s` seconds, until cancelled."""
         while True:
             try:
                 moment = await asyncio.to_thread(self._look)
@@ -120,7 +121,8 @@ class TickFeed:
 
     @contextmanager
     def _store(self) -> Iterator[Store]:
-        """Context with the database in one read transaction, on a kept connection that is opened again after errors."""
+        """Context with the database in one read transaction. Its connection is kept, and opened again after an
+        error."""
         try:
             if self._kept is None:
                 self._kept = self._opened()
@@ -140,7 +142,10 @@ class TickFeed:
             self._kept = None
 
     def _look(self) -> Moment | None:
-        """Read a new moment. Return None if there is none: no new tick or leader, and no tick that has become late."""
+        """Return a new moment, or None if nothing has changed.
+
+        A change is a new tick, a new leader, or a tick that has become late.
+        """
         now, before = time.time(), self.moment
         if self._kept is not None and not before.problem:
             stamp = self._kept.stamp()
@@ -171,14 +176,14 @@ class TickFeed:
         come.set()
 
     async def after(self, number: int, timeout_s: float) -> int:
-        """Wait for a moment after `number`, at most `timeout_s` seconds. Return the number of the newest moment."""
+        """Wait up to `timeout_s` seconds for a moment newer than `number`. Return the number of the newest moment."""
         if self.moment.number == number:
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._next.wait(), timeout_s)
         return self.moment.number
 
     async def once(self, user: str, part: str, make: Callable[[Moment], bytes]) -> bytes:
-        """Return a part of a page as `make` renders it, once a tick, for a user ("" for all jobs).
+        """Return a part of a page, which `make` renders at most once per tick and user ("" for all jobs).
 
         The first page waits for the first read of the database.
         """
@@ -198,7 +203,7 @@ class TickFeed:
         return await asyncio.to_thread(make, seen)
 
     async def _ended_of(self, user: str, moment: Moment) -> tuple[JobSummary, ...]:
-        """Return the user's jobs that ended last. They are read from the database at the user's first request.
+        """Return the user's last ended jobs, read from the database at the user's first request.
 
         Later moments add to them. They are read again if a moment may have missed one.
         """

@@ -1,4 +1,4 @@
-"""Data of a live view: the companion's health, jobs with their reasons, and who holds which GPUs.
+"""Data of a live view: the companion's health, jobs with their reasons, and the GPUs that jobs hold.
 
 Everything is read in one transaction, even if only a part is shown.
 """
@@ -26,17 +26,18 @@ from slurm_ones.show.columns import ShownJob, ShownNode
 from slurm_ones.text import seconds
 
 ENDED = 100
-"""Most ended jobs in a view; they are the last that ended. So a view costs the same at a site with a long history."""
+"""Most ended jobs in a view: the last ones. So a view costs the same at a site with a long history."""
 
 KEPT = 4096
-"""Most jobs that are kept as shown, until they change."""
+"""Most jobs whose rendered form is cached."""
 
 LATE = 3.0
-"""Intervals without a tick after which a companion counts as silent. It ticks late if Slurm does not answer."""
+"""Intervals without a tick after which a companion counts as silent. One late tick is normal if Slurm does not
+answer."""
 
 
 class NotSeenYet(Exception):
-    """Nothing is published yet for this user. The message says when it will be."""
+    """Error: the companion has published nothing yet for this user. The message says why."""
 
 
 @dataclass(frozen=True)
@@ -45,18 +46,18 @@ class Live:
 
     cluster: str
     jobs: tuple[ShownJob, ...] = ()
-    """Jobs that have not ended, and the last that ended, by submission time."""
+    """Jobs that have not ended and the last ended ones, by submission time."""
     held: tuple[HeldRecord, ...] = ()
     nodes: tuple[NodeRecord, ...] = ()
     """Nodes by name; empty if the reader may not see them."""
     leader: LeaderRecord | None = None
     health: HealthRecord | None = None
     asked: bool = False
-    """True if Slurm was asked for the states since the companion's last tick."""
+    """True if the states are from Slurm, and newer than the companion's last tick."""
 
 
 def node_rows(nodes: Iterable[NodeRecord], held: Iterable[HeldRecord]) -> list[ShownNode]:
-    """Return the nodes by name, with the GPUs that jobs hold on them. Nodes that only a job names come last."""
+    """Return the nodes by name, with the GPUs that jobs hold on them. Unknown nodes of jobs come last."""
     holding: dict[str, dict[int, int]] = {}
     for one in held:
         of_node = holding.setdefault(one.node, {})
@@ -67,15 +68,15 @@ def node_rows(nodes: Iterable[NodeRecord], held: Iterable[HeldRecord]) -> list[S
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-    """Return a key to sort names by, in which n2 comes before n10."""
+    """Return a sort key for names, with which n2 comes before n10."""
     parts = [part.lstrip("0") if n % 2 else part for n, part in enumerate(re.split(r"([0-9]+)", name))]
     return [(len(part) if n % 2 else -1, part) for n, part in enumerate(parts)]
 
 
 def read_live(store: Store, also: Collection[int] = (), *, only: Collection[int] = (), whole: bool = False) -> Live:
-    """Read the jobs that have not ended, and the last `ENDED` that ended, or all if `whole`. Raises `StoreError`.
+    """Return the jobs that have not ended and the last `ENDED` ended ones, or all ended ones if `whole`.
 
-    The jobs `also` are read too. If `only` is given, only these jobs are read.
+    The jobs `also` are returned too. If `only` is given, only these jobs are. Raises `StoreError`.
     """
     with store.one_moment():
         jobs = store.job_summaries(sorted(only)) if only else store.job_summaries(ended=None if whole else ENDED)
@@ -101,14 +102,15 @@ def _shown(job: JobSummary, decided: DecisionJobRecord | None, promise: PromiseR
 
 
 def counted(codes: Iterable[str]) -> str:
-    """Return the number of jobs for each cause, largest first: `8 jobs: capped by account; 1 job: interactive`."""
+    """Return the number of jobs for each cause as text, largest first: `8 jobs: capped by account; 1 job:
+    interactive`."""
     counts = Counter(codes)
     shown = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     return "; ".join(f"{count} job{'s' * (count != 1)}: {CAUSES[code]}" for code, count in shown)
 
 
 def as_of(health: HealthRecord | None, now: float, *, asked: bool = False) -> str:
-    """Return a sentence on how old the shown data are. With `asked`, their states are Slurm's present ones."""
+    """Return a sentence on the age of the shown data. With `asked`, it says that states are Slurm's present ones."""
     fresh = "; states as Slurm has them now" if asked else ""
     if health is None or health.tick_time is None:
         return f"no companion has looked yet{fresh}"
@@ -117,7 +119,7 @@ def as_of(health: HealthRecord | None, now: float, *, asked: bool = False) -> st
 
 
 def silent(health: HealthRecord | None, now: float) -> bool:
-    """Return True if the next tick of a companion is late. A companion that never ticked is not silent."""
+    """Return True if the companion's next tick is late. A companion that has never ticked is not silent."""
     if health is None or health.tick_time is None:
         return False
     return now - health.tick_time > LATE * health.interval_s

@@ -15,9 +15,9 @@ from slurm_ones.text import plain
 from slurm_ones.untrusted_files import NotBelieved, read_from
 
 ASK_AGAIN_S = 60.0
-"""Seconds for which Slurm's answer about a job is kept."""
+"""Seconds for which Slurm's answer about a job is used."""
 READ = 1 << 16
-"""Bytes that are read from the end of a log."""
+"""Number of bytes that are read at the end of a log."""
 WIDTH = 500
 ADDRESS = re.compile(r"https?://[!-~]+")
 
@@ -26,14 +26,15 @@ class Logs:
     """Reader of jobs' logs. It asks Slurm for the path of a log at most once a minute."""
 
     def __init__(self, settings: Settings, *, own_only: bool = False) -> None:
-        """Show only logs of this process's user if `own_only`, even if that user is root."""
+        """Show logs of jobs of this process's user; if the user is root and not `own_only`, logs of all jobs."""
         self._settings, self._own_only = settings, own_only
         self._found: dict[int, tuple[float, SlurmJob | str | None]] = {}
 
     def tail(self, job_id: int, most: int, work_dir: str = "") -> list[str]:
-        """Return the last lines of a job's log, at most `most`, without control characters.
+        """Return the last `most` lines of a job's log, without control characters.
 
-        Without a log, return a line that says why. If Slurm does not answer, look in `work_dir` for the default name.
+        If there is no log, return a line that says why. If Slurm does not answer, look in `work_dir` for a log with
+        Slurm's default name.
         """
         now = time.monotonic()
         self._found = {id_: found for id_, found in self._found.items() if now - found[0] < ASK_AGAIN_S}

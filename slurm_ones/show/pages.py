@@ -1,5 +1,4 @@
-"""HTML of the live pages. Each page is a fixed frame around a part that is replaced at each tick. All text is
-escaped."""
+"""HTML of the live pages: a frame, around a part that is replaced at each tick. All text is escaped."""
 
 from __future__ import annotations
 
@@ -31,28 +30,28 @@ from slurm_ones.show.why import decided, decided_last, resizes_of
 from slurm_ones.text import changed, clock, hours, plain, seconds
 
 SPANS = {"15m": 900.0, "1h": 3600.0, "6h": 6 * 3600.0, "24h": HISTORY_S, "all": float("inf")}
-"""Times that the chart of GPUs can cover, in seconds before the newest tick."""
+"""Time spans that the chart of GPUs can cover, in seconds before the newest tick."""
 WIDE_ONLY = frozenset(
     (
         *("batch", "local_batch", "samples_per_s", "epochs", "accuracy", "resizes", "pause_s", "mechanism", "steps"),
         *("from_shape", "alternatives", "user"),
     )
 )
-"""Columns that a narrow window hides. A job's page shows all."""
+"""Columns that are hidden if the window is narrow. A job's page still has all their values."""
 GROUPS = ("job", "user", "partition")
-"""Things that can have a colour of their own in the chart of GPUs."""
+"""Groupings of the chart of GPUs: each job, user or partition has a colour of its own."""
 FARTHEST = 4
-"""Limit of predictions: throughput is predicted up to this multiple of the most GPUs measured."""
+"""Limit of predicted sizes, as a multiple of the most GPUs measured."""
 MOST_CELLS = 32
 MOST_NODES = 600
-"""Most nodes that are drawn. Of further ones only the number is shown."""
+"""Most nodes that are drawn. Of the other nodes, only their number is shown."""
 LOG_LINES = 30
 MOST_DECIDED = 100
-"""Most jobs that are shown for a decision."""
+"""Most jobs shown for a decision."""
 MOST_ENDED = 20
-"""Most ended jobs on the front page. The page of one user shows all jobs that were read."""
+"""Most ended jobs on the front page for all users. For one user it shows up to `ENDED`."""
 DECISIONS = 5
-"""Number of newest decisions that are shown, of a job or of the cluster."""
+"""Number of decisions shown of a job or of the cluster: the newest."""
 
 
 @cache
@@ -75,7 +74,8 @@ def environment() -> Any:
 
 
 def table(shown: Sequence[ShownColumn[T]], rows: Sequence[T], root: str, kind: str, moment: Moment) -> Markup:
-    """Return an HTML table. The id of a job links to the job's page. `kind` is the CSS class of the table's body."""
+    """Return an HTML table, in which a job's id links to the job's page. `kind` is the CSS class of the table's
+    body."""
     titles = "".join(f"<th{_kind(column)}>{escaped(column.title)}" for column in shown)
     body = "\n".join(
         _job_row(tuple(shown), one, root, moment.colour(one.job.job_id) if one.job.running else "")
@@ -117,7 +117,7 @@ def _kind(column: ShownColumn[Any]) -> str:
 
 @dataclass(frozen=True)
 class PageView:
-    """Choices of the reader on the first page: time and colours of the chart of GPUs."""
+    """Reader's choices on the front page: time span and grouping of the chart of GPUs."""
 
     span: str = "24h"
     by: str = "job"
@@ -136,7 +136,7 @@ class PageView:
 
 
 def frame(root: str, part: str, title: str, inner: bytes, moment: Moment) -> bytes:
-    """Return the whole page with `inner` in it. `root` is the path below which all pages are."""
+    """Return the whole page around `inner`. `root` is the path below which all pages are."""
     return _part("frame.html", root=root, part=part, title=title, inner=inner.decode(), moment=moment)
 
 
@@ -180,12 +180,12 @@ def _nodes(nodes: tuple[NodeRecord, ...], held: tuple[HeldRecord, ...], colours:
 
 @dataclass(frozen=True)
 class DecisionView:
-    """Choices of the reader on the page of decisions."""
+    """Reader's choices on the page of decisions."""
 
     before: int | None = None
-    """Id of a decision, if only older ones are to be shown; None for all."""
+    """Id of a decision: only older ones are shown. None for all."""
     changes: bool = False
-    """True if only decisions with a change are to be shown."""
+    """True if only decisions that change something are shown."""
 
     @classmethod
     def of(cls, asked: Mapping[str, Sequence[str]]) -> DecisionView:
@@ -245,7 +245,10 @@ def job(moment: Moment, root: str, job_id: int, opened: Callable[[], Store], log
 
 
 def _predicted(history: JobHistory | None, measured: Sequence[Measured], of: Allowed) -> dict[int, float]:
-    """Return predicted useful samples/s by number of GPUs, at the same statistical efficiency for every size."""
+    """Return the predicted useful samples/s by number of GPUs.
+
+    Batch and statistical efficiency are those of the longest measurement, for every number of GPUs.
+    """
     if history is None or not history.throughput or not measured:
         return {}
     longest = max(measured, key=lambda one: one.measured_s)
@@ -278,7 +281,7 @@ def write_usage(path: Path, title: str, totals: Sequence[str], jobs: Sequence[tu
 
 
 def write(path: Path, template: str, **values: Any) -> None:
-    """Write a page from a template. It needs no other file."""
+    """Write a page from a template to a file that needs no other files."""
     written = time.strftime("%Y-%m-%d %H:%M")
     style = files("slurm_ones.show").joinpath("static/style.css").read_text(encoding="utf-8")
     path.write_bytes(_part(template, written=written, style=style, **values))
@@ -293,7 +296,7 @@ def _held(usage: Usage) -> list[TimelineRow]:
 
 
 def _health(live: Live, now: float) -> tuple[bool, str]:
-    """Return True if the companion is healthy, and a sentence about it."""
+    """Return (True if the companion is healthy, a sentence about it)."""
     if live.health is None or live.leader is None:
         return False, "No companion has led here yet."
     if not live.leader.holder:
@@ -313,7 +316,8 @@ def _part(template: str, **values: Any) -> bytes:
 
 
 def cells(gpus: int, kind: str = "", job_id: int = 0) -> Markup:
-    """Return an HTML square for each of a node's `gpus` GPUs: free, or of `job_id` with the CSS class `kind`."""
+    """Return an HTML square for each of a node's `gpus` GPUs: free, or held by `job_id` in the colour of the CSS class
+    `kind`."""
     free = '<i title="not held by an elastic job"></i>'
     one = f'<i class="held {kind}" title="job {int(job_id)}"></i>' if kind else free
     return Markup(one * min(gpus, MOST_CELLS))

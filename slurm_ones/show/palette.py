@@ -1,9 +1,9 @@
-"""Colours of jobs, users and partitions in pictures. Neighbours look different, even to colour-blind readers and in
-grey.
+"""Colours of jobs, users and partitions in pictures. Neighbours look different, even in grey and to colour-blind
+readers.
 
 The style sheet has a set of colours for light pages and one for dark pages. Any two colours of a set differ for
-colour-blind readers too (CIEDE2000 of 15 or more). Two colours may touch if `APART` says so, because they also differ
-in grey. If no such colour is left, neighbours get different patterns.
+colour-blind readers too (CIEDE2000 of 15 or more). `APART` lists which colours also differ in grey, and so may touch.
+If there is no such colour left, neighbours get different patterns.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ APART: tuple[frozenset[int], ...] = tuple(
     map(frozenset, ((3, 4, 5, 7), (2, 3, 4, 6), (1, 3, 4, 5, 7), (0, 1, 2, 5, 7), (0, 1, 2, 5, 6, 7), (0, 2, 3, 4, 6),
                     (1, 4, 5, 7), (0, 2, 3, 4, 6)))
 )  # fmt: skip
-"""Colours that may touch each colour, all as indexes."""
+"""Colours that may touch each colour, as indexes."""
 COLOURS = len(APART)
 _ALIKE = np.array([[one not in apart for one in range(COLOURS)] for apart in APART])
 PATTERNS = 3
@@ -31,9 +31,9 @@ PATTERNS = 3
 def chosen(spans: Iterable[tuple[K, float, float]], before: Mapping[K, int]) -> dict[K, int]:
     """Choose a colour for each (key, start, end) of a stacked chart. Keys in `before` keep their colour.
 
-    Spans are stacked in this order. A new key gets a colour that is not in the stack, if there is one: one that may
-    touch the span below it, or else any. If the stack has all colours, the new key gets the one farthest below of those
-    that may touch the span below it. Of several it gets the least used.
+    Spans are stacked in this order. A new key gets a colour that no key in the stack has, preferably one that may touch
+    the span below it. If all colours are in the stack, it gets, of those that may touch the span below it, the one
+    farthest below. Of several such colours it gets the least used.
     """
     listed = list(spans)
     found = {key: before[key] for key, _, _ in listed if key in before}
@@ -51,7 +51,7 @@ def chosen(spans: Iterable[tuple[K, float, float]], before: Mapping[K, int]) -> 
 
 
 def whole(periods: Iterable[tuple[K, float, float]]) -> list[tuple[K, float, float]]:
-    """Return (key, first start, last end) of each key in `periods`, ordered by start."""
+    """Return (key, first start, last end) for each key in `periods`, in the order of the starts."""
     spans: dict[K, tuple[float, float]] = {}
     for key, start, end in periods:
         first, last = spans.get(key, (start, end))
@@ -60,7 +60,7 @@ def whole(periods: Iterable[tuple[K, float, float]]) -> list[tuple[K, float, flo
 
 
 def _free(below: Sequence[int], used: Counter[int]) -> int:
-    """Choose a colour that is not in `below`, or far down, and may touch the last one if there is such a colour."""
+    """Choose a colour that is not in `below`, or is far down in it, and that may touch the last one if possible."""
     newest = {colour: at for at, colour in enumerate(below)}
     free = frozenset(range(COLOURS)) - newest.keys()
     apart = APART[below[-1]] if below else free
@@ -73,7 +73,7 @@ def patterns(colours: Sequence[int], holding: npt.NDArray[np.float64]) -> list[i
     `holding` is (J, M): the height of each row at each moment. Most rows have pattern 0, which is plain.
     """
     alike: dict[int, set[int]] = {}
-    """Rows that touch each row from below and have a similar colour, by that row."""
+    """Rows below each row that touch it and have a similar colour."""
     colour = np.array(colours, dtype=np.intp)
     for column in holding.T:
         rows = np.flatnonzero(column)

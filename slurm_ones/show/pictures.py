@@ -1,7 +1,7 @@
 """Charts as SVG with axes: GPUs over time, metrics by epoch, throughput by size, and lines of a study.
 
-Shapes are scaled to the picture's width, but text keeps its size, so that charts of any width can be read. All text is
-escaped. Colours are CSS classes of the style sheet.
+Shapes are scaled to the picture's width, while text keeps its size, so that charts of any width are legible. All text
+is escaped. Colours are CSS classes of the style sheet.
 """
 
 from __future__ import annotations
@@ -27,25 +27,26 @@ Floats = npt.NDArray[np.float64]
 WIDTH, HEIGHT = 1000.0, 240.0
 """Size of a drawing in SVG units."""
 MOST_SHAPES = 4_000
-"""Most changes of size that are drawn one by one. Beyond it, a job is one shape, with its size sampled."""
+"""Most shapes that are drawn one per size. Beyond it, each job is one shape, whose size is sampled at equal
+intervals."""
 FEWEST_INTERVALS = 24
-"""Fewest of these intervals, however many jobs run at once."""
+"""Fewest such intervals, however many jobs run at once."""
 NAMED = 12
-"""Most jobs, users or partitions in a legend: those that hold most GPUs."""
+"""Most jobs, users or partitions in a legend: those with the most GPU time."""
 WIDE, HIGH = 0.05 * WIDTH, 0.08 * HEIGHT
-"""Least width and height of a shape that has its job's id as a label."""
+"""Least width and height of a shape that is labelled with its job's id."""
 STEPS_S = (
     *(1.0, 2.0, 5.0, 10.0, 15.0, 30.0),
     *(60.0 * m for m in (1, 2, 5, 10, 15, 30, 60, 120, 180, 360, 720, 1440, 2880, 10080, 40320)),
 )
-"""Distances that two marks on a time axis may have, s."""
+"""Possible distances between two marks on a time axis, in seconds."""
 TICKS = 6
 """Most marks on an axis."""
 MOST_POINTS = 600
-"""Most points of a line over time. If there are more, neighbours are averaged, which keeps the page small."""
+"""Most points of a line over time. More points are averaged in groups, to keep the page small."""
 PATTERNS = ("", "dots", "bars")
 GROWN = "grown"
-"""Name of the pattern over GPUs that the job's user did not request."""
+"""Name of the hatching over GPUs that the job's user did not request."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class Axis:
 
 
 def of_numbers(low: float, high: float, unit: str, *, whole: bool = False) -> Axis:
-    """Return an axis with at most `TICKS` round numbers from low to high."""
+    """Return an axis from low to high, with marks at up to `TICKS` round numbers."""
     span = (high - low) or 1.0
     step = 10.0 ** math.floor(math.log10(span / TICKS))
     step = next(step * factor for factor in (1, 2, 5, 10, 20) if span / (step * factor) <= TICKS)
@@ -67,7 +68,8 @@ def of_numbers(low: float, high: float, unit: str, *, whole: bool = False) -> Ax
 
 
 def of_time(begin: float, end: float) -> Axis:
-    """Return an axis of local time from begin to end (Unix seconds). Its marks are at full seconds up to full days."""
+    """Return an axis of local time from begin to end (Unix seconds). Its marks are at full seconds, minutes, hours or
+    days."""
     span = max(end - begin, 1e-9)
     step = next((step for step in STEPS_S if span / step <= TICKS), span)
     shift = time.localtime(begin).tm_gmtoff
@@ -78,7 +80,7 @@ def of_time(begin: float, end: float) -> Axis:
 
 
 def of_magnitudes(low: float, high: float, unit: str) -> Axis:
-    """Return a logarithmic axis with marks at powers of ten; a short one also at 2 and 5 times these."""
+    """Return a logarithmic axis with marks at powers of ten; if it is short, also at 2 and 5 times these."""
     span, factors = math.log10(high / low), (1, 2, 5) if high < 1e5 * low else (1,)
     powers = [10.0**n for n in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)]
     values = [factor * power for power in powers for factor in factors if low <= factor * power <= high]
@@ -86,7 +88,7 @@ def of_magnitudes(low: float, high: float, unit: str) -> Axis:
 
 
 class Bar(NamedTuple):
-    """GPUs of one run of a job. Times are seconds since the same moment for all bars of a chart."""
+    """GPUs of a job over one time span. Times are seconds, from the same origin for all bars of a chart."""
 
     job: str
     start: float
@@ -95,7 +97,7 @@ class Bar(NamedTuple):
 
 
 def held(bars: Sequence[Bar], jobs: Sequence[str], moments: Floats) -> Floats:
-    """Return the GPUs that each job holds at each moment (J, M). The moments (M,) ascend."""
+    """Return the GPUs that each job holds at each moment, as an array (jobs, moments). The moments (M,) ascend."""
     row = {job: j for j, job in enumerate(jobs)}
     rows, gpus = np.array([row[bar.job] for bar in bars]), np.array([float(bar.gpus) for bar in bars])
     change = np.zeros((len(jobs), len(moments) + 1))
@@ -117,13 +119,13 @@ def gpus_over_time(
     others: Sequence[tuple[float, int]] = (),
     elapsed: bool = False,
 ) -> Markup:
-    """Return a stacked chart of the GPUs that each job held, up to `now`. It starts at `begin`, or at the first start
-    if that is later.
+    """Return a stacked chart of the GPUs that each job held, from `begin`, or from the first start if that is later, to
+    `now`.
 
     The title of each shape names its job and size. GPUs that the user did not request are hatched. `by` says what has a
     colour of its own: "job" (its colour may be in `colours`), "user" or "partition". The vertical scale reaches at
-    least `least` GPUs. A line shows the GPUs that jobs leave which did not opt in; these hold `others`: (time, GPUs) of
-    each change. With `elapsed`, the time axis has hours since `begin`.
+    least `least` GPUs. `others` lists (time, GPUs) of each change in the GPUs of jobs that did not opt in. If there are
+    such GPUs, a line shows `capacity` less these. With `elapsed`, the time axis has hours since `begin`.
     """
     begin = begin if elapsed else max(begin, min((row.start for row in rows), default=begin))
     seen = [row for row in rows if (row.end is None or row.end > begin) and row.shape.nodes]
@@ -175,7 +177,7 @@ def gpus_over_time(
 
 
 def _rest(others: Sequence[tuple[float, int]], capacity: int, begin: float, now: float) -> list[tuple[float, float]]:
-    """Return the corners of a line of the GPUs that jobs leave which did not opt in: (0 to 1, GPUs)."""
+    """Return the corners of the line of `capacity` less the GPUs of jobs that did not opt in: (x from 0 to 1, GPUs)."""
     times, gpus = np.array(others, dtype=np.float64).T
     moments = np.unique(np.clip(times, begin, now))
     if len(moments) > MOST_POINTS:
@@ -186,7 +188,8 @@ def _rest(others: Sequence[tuple[float, int]], capacity: int, begin: float, now:
 
 
 def _by_turns(groups: Sequence[str], colours: Sequence[int]) -> list[int]:
-    """Choose a pattern for each row. Groups with the same colour get different patterns, as long as there are some."""
+    """Choose a pattern for each row. Groups with the same colour get different patterns, until all patterns are
+    used."""
     of_colour: dict[int, list[str]] = {}
     for group, colour in zip(groups, colours, strict=True):
         named = of_colour.setdefault(colour, [])
@@ -221,16 +224,16 @@ class _Stack:
     elapsed: bool
 
     def x(self, at: float) -> float:
-        """Return where a time is on the drawing's horizontal axis."""
+        """Return the horizontal position of a time in the drawing."""
         return float((at - self.begin) / max(self.now - self.begin, 1e-9) * WIDTH)
 
     @property
     def tops(self) -> Floats:
-        """Upper edge of each job's shape at each moment."""
+        """Upper edge of each job's shape at each moment, as an array (jobs, moments)."""
         return HEIGHT * (1 - self.holding.cumsum(axis=0) / self.most)
 
     def stretches(self) -> Iterator[str]:
-        """Yield a shape for each time in which a job had the same size. Its title has the job and the size."""
+        """Yield a shape for each time span in which a job kept its size. Its title has the job and the size."""
         edges, tops, each = [self.x(at) for at in self.moments], self.tops, HEIGHT / self.most
         middles = [(left + right) / 2 for left, right in pairwise(self.moments)]
         when = [f"{(at - self.begin) / 3600:.2f} h" if self.elapsed else clock(at) for at in middles]
@@ -271,7 +274,7 @@ class _Stack:
             yield f'<path class="c{self.colours[j]}" d="{drawn}"><title>{title}: {text} GPUs</title></path>'
 
     def numbers(self) -> list[Markup]:
-        """Return a label for each job that has a large enough shape: the job's id, in the first such shape."""
+        """Return a label with the job's id for each job that has a large enough shape, in the first such shape."""
         edges, tops = [self.x(at) for at in self.moments], self.tops
         found = []
         for j, job in enumerate(self.jobs):
@@ -323,9 +326,9 @@ def _stroke(kind: str, text: str) -> Markup:
 
 
 def _intervals(changes: Floats, starts: Floats, ends: Floats) -> tuple[Floats, Floats]:
-    """Return the edges (M + 1,) of equal intervals, and the moments (M,) at which jobs' GPUs are sampled.
+    """Return the edges (M + 1,) of M equal intervals, and the moments (M,) at which jobs' GPUs are sampled.
 
-    A moment is the middle of its interval; the last one lies just before the last change.
+    Each moment is the middle of its interval, but the last one, which lies just before the last change.
     """
     begun = np.searchsorted(np.sort(starts), changes, side="right") - np.searchsorted(np.sort(ends), changes, "right")
     edges = np.linspace(changes[0], changes[-1], max(MOST_SHAPES // int(begun.max()), FEWEST_INTERVALS) + 1)
@@ -379,8 +382,8 @@ def curve(points: Sequence[EpochPoint], name: str, changes: Sequence[tuple[float
 def scaling(measured: Sequence[Measured], predicted: Mapping[int, float] | None = None) -> Markup:
     """Return a chart of the measured useful samples/s at each number of GPUs and batch.
 
-    Two lines are added: `predicted` samples/s by number of GPUs, and linear scaling from the smallest size. Of several
-    kinds of GPU, the one that was measured longest is drawn.
+    One line shows `predicted` useful samples/s by number of GPUs, and one linear scaling from the smallest size. Of
+    several kinds of GPU, only the one that was measured longest is drawn.
     """
     measured = alike(measured)
     if not measured:
@@ -411,7 +414,8 @@ def scaling(measured: Sequence[Measured], predicted: Mapping[int, float] | None 
 
 
 def thinned(points: Sequence[tuple[float, float]], most: int = MOST_POINTS) -> tuple[Floats, Floats]:
-    """Return the average of the points in each of at most `most` equal intervals of time, without empty ones."""
+    """Return (times, mean values) of the points in each of at most `most` equal intervals of time, without empty
+    intervals."""
     if not points:
         return np.zeros(0), np.zeros(0)
     times, values = (np.array(column, dtype=np.float64) for column in zip(*points, strict=True))
@@ -426,7 +430,8 @@ def thinned(points: Sequence[tuple[float, float]], most: int = MOST_POINTS) -> t
 
 
 def lines(series: Mapping[str, tuple[Floats, Floats]], across: str, up: str, *, log: bool = False) -> Markup:
-    """Return a chart with a line (x, y) for each name; y starts at 0. With `log`, the x axis is logarithmic."""
+    """Return a chart with a line for each name, given as (x, y). The y axis starts at 0. With `log`, the x axis is
+    logarithmic."""
     there = [(plain(name, 60), x, y) for name, (x, y) in series.items() if len(x)]
     if not there:
         return Markup("")
@@ -446,7 +451,7 @@ def lines(series: Mapping[str, tuple[Floats, Floats]], across: str, up: str, *, 
 
 @dataclass(frozen=True)
 class Picture:
-    """Chart with axes. Its shapes are scaled from `WIDTH` x `HEIGHT`, and its overlay of text keeps its size."""
+    """Chart with axes. Its shapes are scaled from `WIDTH` x `HEIGHT`, while the text over them keeps its size."""
 
     label: str
     across: Axis
@@ -455,7 +460,7 @@ class Picture:
     over: Sequence[Markup] = ()
 
     def drawn(self, legend: Markup, data: str = "") -> Markup:
-        """Return the chart as HTML. `data` is text with further attributes."""
+        """Return the chart as HTML. `data` has further attributes of its outer element."""
         grid = Markup("").join(self._grid())
         head = Markup('<figure class="plot"{}><p class="unit">{}</p><svg role="img" aria-label="{}">')
         inner = Markup('<svg viewBox="0 0 {:.0f} {:.0f}" preserveAspectRatio="none" width="100%" height="100%">')

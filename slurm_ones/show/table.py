@@ -1,4 +1,4 @@
-"""Tables for terminals, with fixed widths or widths by content, and JSON; also the filter and the order of jobs."""
+"""Tables for terminals, with fixed widths or widths by content, and their JSON. Also filter and order of jobs."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from slurm_ones.text import deadline, plain, safe, seconds, troubles
 T = TypeVar("T")
 
 BY_WORD: Mapping[str, ShownColumn[ShownJob]] = {word: column for column in TOP for word in (column.title, column.name)}
-"""Columns by which `top` can sort: by its own names for them, and by their names in JSON."""
+"""Columns by which `top` can sort: each by its title in `top` and by its name in JSON."""
 METER = 16
-"""Width in characters of the bar that shows how many GPUs are in use."""
+"""Width of the bar that shows how many GPUs are in use, in characters."""
 _ALWAYS = frozenset({"st", "shape", "why"})
 """Columns that `top` shows on every terminal, besides the job id."""
 
@@ -61,7 +61,8 @@ class JobOrder:
     falling: bool = False
 
     def jobs(self, live: Live) -> list[ShownJob]:
-        """Return the jobs to show in order. Jobs without a value come last, also in reverse order."""
+        """Return the jobs to show, in order. Jobs without a value in the sorted column come last, even in reverse
+        order."""
         every, takes = self.every_state, self.selection.takes
         taken = [one for one in live.jobs if (every or one.job.end_time is None) and takes(one.job)]
         column = BY_WORD[self.by]
@@ -71,7 +72,8 @@ class JobOrder:
 
 
 def fitting(columns: Sequence[ShownColumn[T]], widths: Mapping[str, int], width: int | None) -> list[ShownColumn[T]]:
-    """Return the columns that fit into `width` characters, with two blanks between them; all if `width` is None."""
+    """Return the columns that fit into `width` characters, with two blanks between them; all of them if `width` is
+    None."""
     left = list(columns)
     for name in GIVE_WAY.split():
         if width is None or sum(widths[column.name] for column in left) + 2 * (len(left) - 1) <= width:
@@ -81,7 +83,7 @@ def fitting(columns: Sequence[ShownColumn[T]], widths: Mapping[str, int], width:
 
 
 def measured(columns: Sequence[ShownColumn[T]], rows: Sequence[T], width: int | None) -> tuple[Table, int, list[str]]:
-    """Return a table with widths by content, its total width, and the titles of columns beyond `width`."""
+    """Return (table with widths by content, its total width, titles of the columns that do not fit into `width`)."""
     cells = {column.name: [plain(column.text(one), column.most) for one in rows] for column in columns}
     widths = {column.name: max(map(cell_len, [column.title, *cells[column.name]])) for column in columns}
     shown = fitting(columns, widths, width)
@@ -102,7 +104,8 @@ def columns_within(width: int) -> list[ShownColumn[ShownJob]]:
 
 
 def header(live: Live, now: float, shown: Sequence[ShownJob]) -> list[str]:
-    """Return the lines above the table: companion, GPUs and jobs in numbers, and what keeps jobs at their size."""
+    """Return the lines above the table: the companion's state, numbers of GPUs and jobs, and the causes that keep
+    sizes."""
     jobs = [one.job for one in live.jobs]
     running = [job for job in jobs if job.running]
     waiting = sum(job.state == "PENDING" for job in jobs)
@@ -149,7 +152,7 @@ def lines(live: Live, now: float, choice: JobOrder, width: int) -> list[str]:
 
 
 def cell(text: str, column: ShownColumn[Any]) -> str:
-    """Return the text aligned for its column. It is cut if it is too long."""
+    """Return the text aligned and padded for its column. A text that is too long is cut."""
     if cell_len(text) > column.width:
         return set_cell_size(text, column.width - 1) + "…"
     return set_cell_size(text, column.width) if column.left else " " * (column.width - cell_len(text)) + text
@@ -158,8 +161,8 @@ def cell(text: str, column: ShownColumn[Any]) -> str:
 def notes(shown: Sequence[ShownJob]) -> list[str]:
     """Return a line for each remark on a job, in rich's markup.
 
-    A remark is why the job is not resized, a mistake in its start, an odd report, a problem of its training, or its
-    deadline.
+    Remarks are: why the job is not resized, a mistake in how it was started, an odd report, a problem of its training,
+    and its deadline.
     """
     said = [(one.job, (one.job.refusal, one.wrong, one.job.report_note, *troubles(one.job))) for one in shown]
     said += [(one.job, (deadline(one.promise),)) for one in shown if one.promise and one.job.end_time is None]

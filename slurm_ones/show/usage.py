@@ -1,4 +1,4 @@
-"""Use of GPUs by jobs and the effect of resizing, read from the database's views; and advice."""
+"""Use of GPUs by jobs, and the effect of resizing, read from the database's views. Also advice to owners."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from slurm_ones.text import hours, minute, plain, seconds, troubles
 T = TypeVar("T")
 
 MOST_JOBS, MOST_MEASURED = 5_000, 500
-"""Most jobs that are read, and most jobs whose measurements are read. Both limits keep the newest jobs."""
+"""Most jobs that are read, and most of them whose measurements are read: in both cases the newest."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Throughput of a job that was measured at one shape and global batch, on one kind of GPU (view `scaling`)."""
+    """Throughput of a job at one shape and global batch, on one kind of GPU (a row of the view `scaling`)."""
 
     nodes: int
     gpus: int
@@ -28,9 +28,9 @@ class Measured:
     measured_s: float
     samples_per_s: float
     gpu_efficiency: float | None
-    """Throughput per GPU, divided by that of the smallest shape."""
+    """Throughput per GPU, divided by that at the smallest shape."""
     statistical_efficiency: float | None
-    """Progress per sample, divided by that of the base batch. None if the job reported no gradient noise."""
+    """Progress per sample, divided by that at the base batch. None if the job reported no gradient noise scale."""
     goodput: float | None
     kind: str = ""
     """Kind of the GPUs; empty if it is unknown."""
@@ -43,7 +43,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Resized:
-    """A resize that has ended (view `resize_cost`)."""
+    """Resize that has ended (a row of the view `resize_cost`)."""
 
     start_time: float
     old_gpus: int
@@ -57,7 +57,10 @@ class Resized:
 
 @dataclass(frozen=True)
 class SizeSpan:
-    """Time in which a job held the same number of GPUs (view `run_timeline`, or `membership_timeline` for blocks)."""
+    """Time span in which a job held the same number of GPUs.
+
+    It is a row of the view `run_timeline`, or of `membership_timeline` for a job of blocks.
+    """
 
     start_time: float
     running_s: float
@@ -66,7 +69,7 @@ class SizeSpan:
 
 @dataclass(frozen=True)
 class JobUsage:
-    """Use of GPUs by one job (view `job_summary`). Times are Unix seconds, or None if unknown."""
+    """Use of GPUs by one job (a row of the view `job_summary`). Times are Unix seconds, or None if unknown."""
 
     job_id: int
     name: str
@@ -92,20 +95,20 @@ class JobUsage:
 
 @dataclass(frozen=True)
 class Usage:
-    """A job with all its measurements."""
+    """Job with all its measurements."""
 
     job: JobUsage
     measured: tuple[Measured, ...] = ()
     resized: tuple[Resized, ...] = ()
     stretches: tuple[SizeSpan, ...] = ()
     predicted_jct_s: float | None = None
-    """JCT that the job would have had at the requested size, at which it was measured (view `what_if`)."""
+    """JCT predicted for the job at the requested size, from its throughput there (view `what_if`). None if unknown."""
     asked_gpu_hours: float | None = None
-    """GPU-hours that the job would have used at that size."""
+    """GPU-hours predicted for the job at the requested size. None if unknown."""
 
     @property
     def lasted_s(self) -> float:
-        """Seconds from the submission until the job's last GPUs were released; 0 if it never had any."""
+        """Seconds from submission until the job released its last GPUs; 0 if it never held any."""
         return max((one.start_time + one.running_s for one in self.stretches), default=0.0) - self.job.submit_time
 
     @property
@@ -124,7 +127,7 @@ def usage(
 ) -> list[Usage]:
     """Return the use of GPUs by a cluster's elastic jobs, in order of submission. Raises `StoreError`.
 
-    The jobs are one job, one user's, or all that were there between `since` and `until`.
+    Selected are one job, one user's jobs, or all jobs that were there at some time between `since` and `until`.
     """
     conditions, values = ["cluster = :cluster"], dict[str, Any](cluster=store.cluster)
     if job_id is None:
@@ -178,12 +181,13 @@ STEPS = " ▁▂▃▄▅▆▇█"
 
 
 def bar(value: float, most: float, width: int = BAR) -> str:
-    """Return a bar of text. It has `width` characters if `value` is `most`."""
+    """Return a bar of text, as long as `value` in proportion to `most`, whose bar has `width` characters."""
     return "█" * round(width * max(min(value / most, 1.0), 0.0)) if most > 0 else ""
 
 
 def gpus_over_time(usage: Usage, width: int = 60) -> str:
-    """Return a text chart of `width` characters over the job's life. A character's height shows the GPUs held."""
+    """Return a text chart of `width` characters from submission to the end. A character's height shows the GPUs
+    held."""
     if usage.lasted_s <= 0:
         return ""
     cells = []
@@ -301,15 +305,15 @@ def _hours(value: float | None) -> str:
 
 
 NEARLY = 0.9
-"""Share of another size's useful throughput from which a size counts as nearly as fast."""
+"""Share of a size's useful throughput from which another size counts as nearly as fast."""
 WORTH_IT = 0.75
-"""Throughput per GPU, divided by that of the smallest size, from which GPUs count as well used."""
+"""Efficiency from which GPUs count as well used: throughput per GPU, divided by that at the smallest size."""
 LONG_S = 60.0
-"""Seconds from which a measurement counts."""
+"""Shortest measurement that counts, in seconds."""
 PAUSED = 0.05
-"""Share of a job's time that resizes may pause it without causing advice."""
+"""Share of a job's time up to which pauses of resizes cause no advice."""
 IMPORTS_S = 15.0
-"""Seconds that a start may spend on imports without causing advice."""
+"""Seconds of imports at each start up to which they cause no advice."""
 STARTS = 2
 
 
@@ -319,17 +323,17 @@ class Allowed:
 
     gpus: tuple[int, int] | None = None
     max_batch: int | None = None
-    """Largest batch. None if the comment names none, or only one."""
+    """Largest batch that the comment allows; None if it names no range of batches."""
     blocks: bool = False
     step: int = 1
-    """Difference between two allowed numbers of GPUs."""
+    """Difference between neighbouring numbers of GPUs that are allowed."""
     valid: frozenset[int] = frozenset()
     """Numbers of GPUs that the training strategy can use; empty if it can use any."""
     batch_fixed: bool = False
     """True if the training strategy never changes the batch."""
 
     def gpus_to(self, low: int, high: int) -> str:
-        """Return the word of the comment that allows `low` to `high` GPUs, with the same step as now."""
+        """Return the option of the comment that allows `low` to `high` GPUs, with the same step as now."""
         return f"gpus={low}-{high}" + (f":{self.step}" if self.step > 1 else "")
 
 
@@ -337,7 +341,7 @@ Rule = Callable[[Usage, Allowed], str | None]
 
 
 def allowed(comment: str) -> Allowed:
-    """Return the sizes and batches that a job's comment allows; empty if the job does not opt in."""
+    """Return the sizes and batches that a job's comment allows; without any if the job does not opt in."""
     try:
         opted = parse_comment(comment)
     except BadComment:
@@ -349,7 +353,7 @@ def allowed(comment: str) -> Allowed:
 
 
 def advised(store: Store, found: Sequence[Usage]) -> dict[int, list[str]]:
-    """Return the advice for each job, by job id."""
+    """Return the advice on each job, by job id."""
     ids = [one.job.job_id for one in found]
     comments = {job_id: one.comment for job_id, one in store.jobs(ids).items()} if ids else {}
     summaries = {one.job_id: one for one in store.job_summaries(ids)} if ids else {}
@@ -360,7 +364,8 @@ def advised(store: Store, found: Sequence[Usage]) -> dict[int, list[str]]:
 
 
 def advice(usage: Usage, allowed: Allowed, summary: JobSummary | None = None) -> list[str]:
-    """Return advice on a job as sentences without full stops: problems of training, then the most important."""
+    """Return advice on a job as sentences without full stops: first problems of its training, then the rest by
+    importance."""
     found = list(troubles(summary)) if summary is not None else []
     if summary is not None and summary.limits is not None:
         valid = frozenset(row.gpus for row in summary.limits.sizes)
@@ -383,7 +388,7 @@ def _fewer(usage: Usage, allowed: Allowed) -> str | None:
 
 
 def _more(usage: Usage, allowed: Allowed) -> str | None:
-    """Advise a larger maximum of GPUs, if the comment's range ends below a useful size."""
+    """Advise a larger maximum of GPUs, if the job still scales well at the end of its comment's range."""
     sizes = _sizes(usage)
     if allowed.gpus is None or len(sizes) < 2:
         return None
@@ -404,7 +409,7 @@ def _more(usage: Usage, allowed: Allowed) -> str | None:
 
 
 def _batch(usage: Usage, allowed: Allowed) -> str | None:
-    """Advise a larger maximum batch, if the batch limits the GPUs and a larger one were nearly as efficient."""
+    """Advise a larger maximum batch, if samples at the present maximum are nearly as efficient as at the base batch."""
     most = allowed.max_batch
     at_most = [one for one in _sizes(usage) if most is not None and one.batch >= most]
     known = [one for one in at_most if one.statistical_efficiency is not None]
@@ -437,7 +442,7 @@ def _waited(usage: Usage, allowed: Allowed) -> str | None:
 
 
 def _pauses(usage: Usage, allowed: Allowed) -> str | None:
-    """Advise against requeues, if they pause the job for much of its time."""
+    """Advise blocks in place of requeues, if requeues pause the job for much of its time."""
     pauses = [one.pause_s for one in usage.resized if one.mechanism == "requeue" and one.pause_s]
     running = usage.job.running_s or 0.0
     if not pauses or allowed.blocks or sum(pauses) <= PAUSED * (running + sum(pauses)):
@@ -450,7 +455,7 @@ def _pauses(usage: Usage, allowed: Allowed) -> str | None:
 
 
 def _imports(usage: Usage, allowed: Allowed) -> str | None:
-    """Advise on imports, if they take long at each start."""
+    """Advise a faster place for the Python environment, if imports take long at each start."""
     times = [one.import_s for one in usage.resized if one.import_s]
     if len(times) < STARTS or sum(times) / len(times) < IMPORTS_S:
         return None
@@ -461,7 +466,7 @@ def _imports(usage: Usage, allowed: Allowed) -> str | None:
 
 
 def _repaid(usage: Usage, allowed: Allowed) -> str | None:
-    """Say so if the job ended later than it would have without resizes."""
+    """Report that the job ended later than it would have without resizes, if it did, and how to keep its size."""
     job = usage.job
     if (
         usage.predicted_jct_s is None
@@ -485,7 +490,10 @@ def _gpus(count: int) -> str:
 
 
 def alike(measured: Sequence[Measured], what: str = "kind") -> list[Measured]:
-    """Return the measurements on the kind of GPU, or the `batch`, measured longest: two of them cannot be compared."""
+    """Return the measurements on the kind of GPU (or at the batch, if `what` is "batch") that was measured longest.
+
+    Measurements on different kinds, or at different batches, cannot be compared.
+    """
     spent: dict[Any, float] = defaultdict(float)
     for one in measured:
         spent[getattr(one, what)] += one.measured_s
@@ -494,9 +502,10 @@ def alike(measured: Sequence[Measured], what: str = "kind") -> list[Measured]:
 
 
 def _sizes(usage: Usage) -> list[Measured]:
-    """Return the best measurement at each number of GPUs, ascending. Short measurements do not count.
+    """Return the best measurement at each number of GPUs, ascending. Measurements shorter than `LONG_S` do not count.
 
-    Throughputs of different batches cannot be compared: without goodput, only the longest measured batch counts.
+    Without goodput, only the batch that was measured longest counts, because throughputs of different batches cannot be
+    compared.
     """
     long = [one for one in alike(usage.measured) if one.measured_s >= LONG_S]
     comparable = [one for one in long if one.goodput is not None] or alike(long, "batch")

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 DECIDES = {column.name: column for column in DECISION}
 MEMBERSHIPS = 5
-"""Number of newest memberships that are shown for a job of blocks."""
+"""Number of memberships shown for a job of blocks: the newest."""
 
 
 def explain(store: Store, job_id: int, decisions: int) -> dict[str, Any]:
-    """Return what `why` shows about a job, as a JSON object."""
+    """Return what `slurm-ones why` shows about a job, as a JSON object."""
     (one,) = read_live(store, only=[job_id]).jobs
     return {
         "job": record(JOB, one),
@@ -40,7 +40,7 @@ def explain(store: Store, job_id: int, decisions: int) -> dict[str, Any]:
 
 
 def decided(store: Store, job_id: int, most: int) -> list[ShownDecision]:
-    """Return the newest decisions about a job, newest first."""
+    """Return the `most` newest decisions about a job, newest first."""
     found = store.decisions(job_id, most)
     by_decision = {one.decision_id: one for one in store.resizes(job_id)}
     return [
@@ -59,9 +59,10 @@ def decided_last(
     *,
     changes: bool = False,
 ) -> list[tuple[DecisionRecord, list[ShownDecision]]]:
-    """Return the newest decisions, newest first, each with its parts for the jobs in `names`, at most `jobs` of them.
+    """Return the `most` newest decisions, newest first, each with its parts for up to `jobs` jobs in `names`.
 
-    `before` and `changes` are passed to `Store.recent_decisions`. Names of jobs that ended long ago are read.
+    `names` has the names of jobs by id; names of older jobs are read if they are needed. `before` and `changes` are
+    passed to `Store.recent_decisions`.
     """
     newest = store.recent_decisions(most, most=jobs, user=user, before=before, changes=changes)
     if before is not None or changes:
@@ -81,7 +82,7 @@ def decided_last(
 
 
 def resizes_of(store: Store, job_id: int, most: int = 0) -> list[ShownResize]:
-    """Return the `most` newest resizes of a job (0 for all), oldest first, each with the start that followed."""
+    """Return the `most` newest resizes of a job (0 for all), oldest first, each with the start that followed it."""
     found = store.resizes(job_id)[-most:]
     begun = text.starts(found, {(job_id, run.restart): run for run in store.runs(job_id)})
     return [ShownResize(one, store.resize_steps(one.id), begun.get(one.id, "")) for one in found]
@@ -123,10 +124,10 @@ def _deadline(store: Store, job_id: int) -> Iterator[str]:
 
 
 def plain_pace(run: RunRecord) -> str:
-    """Return a text on the steps of a run whose script never called `ones.init`; empty for other runs.
+    """Return a text on the steps and the pace of a run whose script never called `ones.init`; empty for other runs.
 
     Such a run reports its start only after its first step. If its ranks were started again, the pace is unknown, and
-    the text empty.
+    the text is empty.
     """
     if run.batch != 0 or not run.step or run.attempts or run.hello_time is None or run.report_time is None:
         return ""
@@ -207,7 +208,7 @@ def _resize(one: ShownResize) -> Iterator[str]:
 
 
 def slow_nodes_of(store: Store, now: float) -> dict[str, SlowNode]:
-    """Return the slow nodes by name, as the store's jobs measured them: in a user's own store, the user's jobs."""
+    """Return the slow nodes by name, as measured by the jobs in the store: in a user's own view, by the user's jobs."""
     # Most commands need no models, and do not wait for numpy.
     from slurm_ones.learn.nodes import slow_nodes
 

@@ -1,6 +1,6 @@
-"""Window of `slurm-ones top`: a table of jobs, and a pane below with reasons, log or nodes.
+"""Window of `slurm-ones top`: a table of jobs, and a pane below it with reasons, log or nodes.
 
-The window itself changes nothing. To make a change it runs a command, which it shows before and asks about.
+The window itself changes nothing. For a change it runs a command, after showing it and asking.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ from slurm_ones.show.why import why_lines
 from slurm_ones.text import plain
 
 DECISIONS, ALL_DECISIONS = 3, 20
-"""Number of decisions that are shown of a job: in the pane, and in the whole window."""
+"""Number of decisions shown of a job: in the pane, and if the job fills the window."""
 KEYS = {
     "up, down": "another job",
     "Enter": "only the job, with its older decisions; Escape leads back",
-    "w  l  n": "below: why it has what it has; the end of its log; who holds which GPUs",
-    "/": "show jobs with some words; Escape shows all again",
-    "s  r  a": "sort by the next column; the other way round; jobs that ended, too",
-    "z  p  u": "resize the job, pin it to a size, leave its size to the companion",
+    "w  l  n": "in the pane: reasons for the job's size; the end of its log; nodes and their jobs",
+    "/": "show only jobs with these words; Escape shows all again",
+    "s  r  a": "sort by the next column; reverse the order; show ended jobs too",
+    "z  p  u": "resize the job; pin it to a size; let the companion choose its size",
     "x": "cancel the job",
     "q": "quit",
 }
-COMMANDS = "What changes a job is a command that is shown first, and run if you agree."
+COMMANDS = "Each change of a job is a command. It is shown first, and run only if you agree."
 SLURM_ONES = (sys.executable, "-m", "slurm_ones.cli")
 LOG_LINES = 200
 ERRORS = (StoreError, ConfigError, NotSeenYet, OSError)
-"""Errors that may not come again at the next refresh."""
+"""Errors that may be gone at the next refresh."""
 
 
 class Question(ModalScreen[str | None]):
-    """Dialog with a text, and with a text field if `field` is given. It returns the answer, or None after Escape."""
+    """Dialog with a text, and with an input field if `field` is given. It returns the input, or None after Escape."""
 
     AUTO_FOCUS = "Input"
 
@@ -132,12 +132,12 @@ class TopApp(App[None]):
         self._alone = False
         """True if the selected job fills the window."""
         self._asked: tuple[object, ...] = ()
-        """Selection, data and width for which the pane was last filled."""
+        """Selection, data and width of the pane when it was last filled."""
 
     def compose(self) -> ComposeResult:
         """Yield the widgets from top to bottom."""
         yield Static(id="header")
-        yield Input(id="filter", placeholder="words that a job is to have", classes="gone")
+        yield Input(id="filter", placeholder="words that jobs must have", classes="gone")
         yield DataTable(id="jobs", cursor_type="row", zebra_stripes=True)
         with VerticalScroll(id="below"):
             yield Static(id="text")
@@ -187,7 +187,7 @@ class TopApp(App[None]):
         self._draw()
 
     def on_input_submitted(self) -> None:
-        """Leave the filter's field. Its words stay in force."""
+        """Leave the field for filter words. The words stay in force."""
         self.query_one(DataTable).focus()
 
     def on_data_table_row_selected(self) -> None:
@@ -195,7 +195,7 @@ class TopApp(App[None]):
         self._set_alone(True)
 
     def action_leave(self) -> None:
-        """Show the table again if a job fills the window, otherwise clear the filter."""
+        """Show the table again if a job fills the window; otherwise clear the filter."""
         if not self._alone:
             self._words.value = ""
             self._words.add_class("gone")
@@ -245,7 +245,7 @@ class TopApp(App[None]):
 
     @work(thread=True, group="command")
     def run_command(self, command: Sequence[str], shown: str) -> None:
-        """Run a command apart from this terminal. So a resize is completed even if the window closes."""
+        """Run a command in a session of its own, so that a resize is completed even if the window closes."""
         try:
             done = subprocess.run(
                 command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -342,13 +342,13 @@ class TopApp(App[None]):
 
 
 def has_words(one: ShownJob, words: Sequence[str]) -> bool:
-    """Return True if the text that is shown of the job has all these words."""
+    """Return True if the text shown about the job has all these words."""
     text = " ".join(column.text(one) for column in TOP).lower() if words else ""
     return all(word in text for word in words)
 
 
 def hanging(text: Text, width: int, console: Console) -> Text:
-    """Wrap text to this width. Continuation lines are indented by two more than the line's beginning."""
+    """Wrap text to this width. Continuation lines are indented by two more than their line's beginning."""
     found = []
     for line in text.split("\n"):
         indent = len(line.plain) - len(line.plain.lstrip())
@@ -361,7 +361,7 @@ def hanging(text: Text, width: int, console: Console) -> Text:
 
 
 def nodes_text(live: Live, job_id: int | None) -> Text:
-    """Return a line for each node with the GPUs that each elastic job holds on it. The job `job_id` is bold."""
+    """Return a line for each node, with the GPUs that each elastic job holds on it. The job `job_id` is bold."""
     text = Text()
     for node in node_rows(live.nodes, live.held):
         taken = sum(node.held.values())

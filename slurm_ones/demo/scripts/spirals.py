@@ -1,5 +1,7 @@
-"""Training script of `slurm-ones demo`: a small network learns on which of three spirals a point is. It needs only
-torch."""
+"""Training script of `slurm-ones demo`: a small network learns on which of three spirals a point lies.
+
+It needs only torch.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ def options() -> argparse.Namespace:
 
 
 def spirals(samples: int, seed: int) -> TensorDataset:
-    """Return a data set of points in the plane. The label of each is its spiral."""
+    """Return a data set of points in the plane, each labelled with its spiral."""
     random = torch.Generator().manual_seed(seed)
     arm = torch.arange(samples) % 3
     out = torch.rand(samples, generator=random)
