@@ -162,7 +162,7 @@ def _agent(network: JobNetwork, number: int) -> None:
         if not said and b"plan-1" in client.news:
             said = bool(client.ask("append", b"heard", b"%.4f " % time.monotonic()) is not None)
         if time.monotonic() - signed > 1.0:
-            client.ask("sign", b"%d-0" % number)
+            client.ask("sign", b"%d-0" % number, b"0")
             signed = time.monotonic()
 
 
@@ -218,7 +218,7 @@ def agents_in_one(count: int) -> dict[str, Any]:
             client.follow(*KINDS)
         before, began = _cpu_s(server), time.monotonic()
         for number, client in enumerate(clients):
-            client.ask("sign", b"%d-0" % number)
+            client.ask("sign", b"%d-0" % number, b"0")
         signs, signs_s = _cpu_s(server) - before, time.monotonic() - began
         began = time.monotonic()
         before, mine = _cpu_s(server), time.process_time()

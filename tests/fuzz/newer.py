@@ -55,7 +55,7 @@ REQUESTS = [
     (b"peek", b"plan-1", b"none"),
     (b"keys", b"p"),
     (b"follow", b"plan", b"here"),
-    (b"sign", b"a"),
+    (b"sign", b"a", b"0"),
     (b"ages", b"a", b"b"),
     (b"will", b"gone-1", b"1"),
     (b"delete", b"plan-1"),

@@ -223,3 +223,21 @@ def test_a_connection_that_nobody_uses_rests(network: JobNetwork, monkeypatch: p
     host.close()
     with pytest.raises(StoreLostError, match="nobody hosts"):
         idle.ask("peek", b"x")
+
+
+def test_ranks_that_have_met_rest_too(network: JobNetwork, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What they wrote is there as they come back; ranks that start again find nothing of it."""
+    monkeypatch.setattr(client_module, "IDLE_S", 0.0)
+    met = GroupStore(network.client(MEET, "start-0"), "a")
+    met.set("k", "v")
+    time.sleep(0.01)
+    client_module.rest_idle()
+    (client,) = (one for one in client_module._clients if one.place == "start-0")
+    assert client._socket is None and met.get("k") == b"v"
+    time.sleep(0.01)
+    client_module.rest_idle()
+    monkeypatch.setattr(client_module, "IDLE_S", 10.0)
+    again = GroupStore(network.client(MEET, "start-1"), "a")
+    assert met.num_keys() == again.num_keys() == 0
+    client.close()
+    assert GroupStore(network.client(MEET, "start-0"), "a").num_keys() == 0

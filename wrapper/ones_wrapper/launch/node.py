@@ -30,6 +30,8 @@ from ones_wrapper.launch.rank import (
     take_signals,
 )
 from ones_wrapper.launch.restart_policy import fork_delay_s, newer
+from ones_wrapper.membership.agent import NodeAgent
+from ones_wrapper.network.job_network import JobNetwork
 from ones_wrapper.process import hang_detector
 from ones_wrapper.process.block import own_block
 from ones_wrapper.process.ending import leave
@@ -46,6 +48,7 @@ from ones_wrapper.process.exit_codes import (
 from ones_wrapper.process.hooks import CHECKPOINT, LOOK, STOP
 from ones_wrapper.process.log import log
 from ones_wrapper.process.placement import LaunchError, own_node, placement_on, require_torch
+from ones_wrapper.protocol import HOT
 
 GRACE_S = 5.0
 """Seconds that a node's other ranks have for their last reports after one rank failed."""
@@ -65,9 +68,14 @@ class Ranks:
     """The parent process of a node's ranks."""
 
     def __init__(
-        self, count: int, hang_s: float, grace_s: float = GRACE_S, others_failed: Callable[[], bool] = bool
+        self,
+        count: int,
+        hang_s: float,
+        grace_s: float = GRACE_S,
+        others_failed: Callable[[], bool] = bool,
+        agent: NodeAgent | None = None,
     ) -> None:
-        """`others_failed` says whether ranks of another node ended by an error."""
+        """`others_failed` says whether ranks of another node ended by an error. A block's ranks use `agent`."""
         self._count, self._grace_s, self._hang_s = count, grace_s, hang_s
         self._board = hang_detector.Heartbeats(count)
         self._still = hang_detector.Standstill()
@@ -76,6 +84,8 @@ class Ranks:
         self._codes: list[int] = []
         self._kill_at = float("inf")
         self._others_failed, self._look_at = others_failed, 0.0
+        self._rest = agent.turn if agent is not None else time.sleep
+        self._agent = agent
 
     def handle(self, number: int, frame: FrameType | None) -> None:
         """Pass a signal on to the ranks, or remember it until there are ranks."""
@@ -110,6 +120,8 @@ class Ranks:
                 take_signals()
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)
                 hang_detector.watch_rank(self._board, local_rank)
+                if self._agent is not None:
+                    self._agent.serve_in_child()
                 return local_rank
             self._living[pid] = local_rank
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)
@@ -127,7 +139,7 @@ class Ranks:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid == 0:
                 self._check()
-                time.sleep(_POLL_S)
+                self._rest(_POLL_S)
             elif pid in self._living:
                 self._ended(self._living.pop(pid), os.waitstatus_to_exitcode(status))
         return explaining_code(self._codes)
@@ -225,7 +237,8 @@ def main(argv: Sequence[str]) -> int:
     def others_failed() -> bool:
         return codes.explaining() not in (0, STOP_CODE)
 
-    ranks = Ranks(count, hang_detector.limit_s(env), RESCUE_S if block else GRACE_S, others_failed)
+    agent = NodeAgent(lambda: JobNetwork.found(env, job_dir / HOT).secret) if block else None
+    ranks = Ranks(count, hang_detector.limit_s(env), RESCUE_S if block else GRACE_S, others_failed, agent)
     # Until the ranks are forked, a stop ends this process: importing torch may take minutes, and nothing is lost.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     for number in CHECKPOINT + LOOK:

@@ -6,9 +6,11 @@ The board ends with the leader's connection. A request is answered at once or wi
 from __future__ import annotations
 
 import secrets
+import socket
 from collections.abc import Callable, Sequence
 
-from ones_wrapper.network.client import ANSWER_S, StoreClient
+from ones_wrapper.membership.agent import ask_agent, has_agent
+from ones_wrapper.network.client import ANSWER_S, StoreClient, StoreLostError
 from ones_wrapper.network.job_network import JobNetwork
 from ones_wrapper.network.server import HOST, MEMBER
 from ones_wrapper.network.store import GroupStore
@@ -32,6 +34,13 @@ class Board(StoreClient):
     def again(self) -> Board:
         """Return another connection to the same board. Raises `StoreLostError`."""
         return Board(self.network, self.host, self.port, self.place)
+
+    def through_agent(self) -> Board:
+        """Return this board by the node's agent, if this process has an agent and does not host the board; else this
+        connection. Raises `StoreLostError`."""
+        if self.role == HOST or not has_agent():
+            return self
+        return _AgentBoard(self.network, self.host, self.port, self.place)
 
     @property
     def address(self) -> tuple[str, int]:
@@ -81,7 +90,7 @@ class Board(StoreClient):
 
     def sign(self, name: str) -> float:
         """Send the heartbeat of process `name`; return the seconds since the leader's last. Raises `StoreLostError`."""
-        return int(self.ask("sign", name.encode())[0]) / 1000
+        return int(self.ask("sign", name.encode(), b"0")[0]) / 1000
 
     def silent_s(self, names: Sequence[str]) -> list[float]:
         """Return the seconds since each rank's last heartbeat, or since the first question about the rank. Raises
@@ -103,3 +112,15 @@ class Board(StoreClient):
     def store(self, name: str, timeout_s: float = ANSWER_S) -> GroupStore:
         """Return a torch store whose keys begin with `name`, for ranks that form a group."""
         return GroupStore(self, name, timeout_s)
+
+
+class _AgentBoard(Board):
+    """A connection to the board through the node's agent."""
+
+    def _connect(self, timeout_s: float) -> socket.socket:
+        try:
+            self._socket = connection = ask_agent(self.host, self.port, self.place)
+        except OSError as error:
+            self.close()
+            raise StoreLostError(f"the node's agent: {error}") from None
+        return connection

@@ -12,14 +12,13 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from ones_wrapper.membership import connections
+from ones_wrapper.membership.agent import SIGN_S
 from ones_wrapper.membership.board import Board
 from ones_wrapper.membership.connections import Former
 from ones_wrapper.membership.coordinator import Coordinator
 from ones_wrapper.membership.plan import Plan, decode_plan
 from ones_wrapper.network.client import StoreLostError, rest_idle
 
-SIGN_S = 1.0
-"""Seconds between two heartbeats of a rank."""
 LOOK_S = 0.1
 """Longest wait for news, in seconds. After each wait the thread checks whether its block is asked to end, and runs the
 coordinator."""
@@ -58,11 +57,14 @@ class Link(threading.Thread):
 
     def follow(self, board: Board, coordinator: Coordinator | None = None) -> None:
         """Follow this board from now on, and run `coordinator` on the leading rank. Raises `StoreLostError`."""
-        board.follow(*_KINDS)
-        board.will(f"gone-{self._name}", "1")
-        self._sign(board)
+        followed = board.through_agent()
+        followed.follow(*_KINDS)
+        followed.will(f"gone-{self._name}", "1")
+        self._sign(followed)
+        if followed is not board:
+            board.will()  # of `come_in`: this connection may rest
         with self._lock:
-            self._board, self._coordinator, self.lost = board, coordinator, ""
+            self._board, self._coordinator, self.lost = followed, coordinator, ""
 
     def heard(self, key: str) -> str | None:
         """Return the text that the board pushed last for this key."""

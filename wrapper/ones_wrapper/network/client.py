@@ -13,7 +13,7 @@ from collections.abc import Callable
 from ones_wrapper.network.frames import READ, FrameError, Frames, fields, frame, hang_up, parts_of
 from ones_wrapper.network.proof import prove
 from ones_wrapper.network.secret import JobSecret
-from ones_wrapper.network.server import MEMBER
+from ones_wrapper.network.server import HOST, MEET
 
 ANSWER_S = 5.0
 """Seconds without an answer after which a store counts as lost."""
@@ -35,7 +35,7 @@ class StoreClient:
     ) -> None:
         """Connect. Raises `StoreLostError` if no store of this job answers there within `timeout_s`."""
         self.host, self.port, self.place = host, port, place
-        self._secret, self._role = secret, role
+        self._secret, self.role = secret, role
         self._lock, self._frames = threading.Lock(), Frames()
         self.news: dict[bytes, bytes] = {}
         """Newest value of each key whose kind is followed."""
@@ -51,11 +51,17 @@ class StoreClient:
         try:
             self._socket = connection = socket.create_connection((self.host, self.port), timeout_s)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            prove(connection, self._secret, self._role, self.place, timeout_s)
+            prove(connection, self._secret, self.role, self.place, timeout_s)
         except OSError as error:
             self.close()
             raise StoreLostError(f"{self.host}:{self.port}: {error}") from None
         return connection
+
+    def fileno(self) -> int:
+        """Return the connection's file descriptor. Raises ValueError if it is closed."""
+        if (connection := self._socket) is None:
+            raise ValueError("this connection to the store is closed")
+        return connection.fileno()
 
     def key(self, *purpose: str) -> bytes:
         """Return a key for this purpose, bound to this place."""
@@ -70,12 +76,16 @@ class StoreClient:
 
     def rest(self) -> None:
         """Close the connection until the next request, if unused for `IDLE_S` and not needed for pushed values."""
-        if self._role != MEMBER or self._follows or not self._lock.acquire(blocking=False):
+        if self.role == HOST or self._follows or not self._lock.acquire(blocking=False):
             return
         try:
             if self._socket is not None and time.monotonic() - self._asked_at > IDLE_S:
+                if self.role == MEET:
+                    self._ask(frame(fields(b"rest")), ANSWER_S)
                 connection, self._socket, self._frames = self._socket, None, Frames()
                 hang_up(connection)
+        except StoreLostError:
+            return  # the next request says so
         finally:
             self._lock.release()
 
@@ -102,11 +112,9 @@ class StoreClient:
 
     def listen(self, timeout_s: float) -> None:
         """Wait up to `timeout_s` seconds for a pushed value, and put it into `news`. Raises `StoreLostError`."""
-        if (connection := self._socket) is None:
-            raise StoreLostError("this connection to the store is closed")
         poll = select.poll()
         try:
-            poll.register(connection, select.POLLIN)
+            poll.register(self, select.POLLIN)
         except ValueError:  # another thread has just closed it
             raise StoreLostError("this connection to the store is closed") from None
         if not poll.poll(1000 * timeout_s):

@@ -1,7 +1,8 @@
 """Key-value store of a job's processes: plain bytes by key, in separate places.
 
 One thread serves all connections. When a host's connection ends, its place ends and the place's other connections are
-closed. A place where ranks meet ends with its last member. Needs only the standard library: `ones-run` serves it.
+closed. A place where ranks meet ends with its last member, unless that member only rests. Needs only the standard
+library: `ones-run` serves it.
 """
 
 from __future__ import annotations
@@ -47,12 +48,12 @@ class _Member:
         self.connection, self.name, self.place, self.hosts = connection, name, place, hosts
         self.frames, self.unsent = Frames(), bytearray()
         self.missing: set[bytes] = set()
-        self.until = 0.0
+        self.rests, self.until = False, 0.0
         self.keys: tuple[bytes, ...] = ()
         """Keys for which this member waits."""
         self.follows: tuple[bytes, ...] = ()
         self.will: tuple[bytes, ...] = ()
-        """Key and value that are set when this connection ends."""
+        """Keys, each followed by its value, that are set when this connection ends."""
 
 
 def _kind(key: bytes) -> bytes:
@@ -148,6 +149,8 @@ class StoreServer:
         if self._why_not(role, name):  # two hosts came at once
             hang_up(connection)
             return
+        if name not in self._places:  # of ranks that start again: what rested before is over
+            self._places = {other: one for other, one in self._places.items() if one.members}
         place = self._places.setdefault(name, _Place())
         member = _Member(connection, name, place, role == HOST)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -166,7 +169,7 @@ class StoreServer:
         place.members.discard(member)
         for kind in member.follows:
             place.followers[kind].discard(member)
-        if member.hosts or not place.members:
+        if member.hosts or not (place.members or member.rests):
             if self._places.get(member.name) is place:
                 del self._places[member.name]
             for other in list(place.members):
@@ -274,10 +277,11 @@ class StoreServer:
         member.follows += kinds
         return [part for key, value in place.values.items() if _kind(key) in kinds for part in (key, value)]
 
-    def _do_sign(self, member: _Member, name: bytes) -> list[bytes]:
-        """Record a heartbeat; return the milliseconds since the host's last heartbeat."""
-        place = member.place
-        place.heard[name] = time.monotonic()
+    def _do_sign(self, member: _Member, name: bytes, age: bytes, *more: bytes) -> list[bytes]:
+        """Record heartbeats, given as names and milliseconds since each; return the milliseconds since the host's."""
+        place, now = member.place, time.monotonic()
+        for one, milliseconds in zip((name, *more[::2]), (age, *more[1::2]), strict=True):
+            place.heard[one] = now - int(milliseconds) / 1000
         if member.hosts:
             place.leads = name
         return self._do_ages(member, place.leads or name)
@@ -287,11 +291,16 @@ class StoreServer:
         now, heard = time.monotonic(), member.place.heard
         return [b"%d" % (1000 * (now - heard.setdefault(name, now))) for name in names]
 
-    def _do_will(self, member: _Member, *pair: bytes) -> list[bytes]:
-        if len(pair) not in (0, 2):
+    def _do_rest(self, member: _Member) -> list[bytes]:
+        """Keep the place without members once this member leaves, until it comes back or another place begins."""
+        member.rests = True
+        return []
+
+    def _do_will(self, member: _Member, *pairs: bytes) -> list[bytes]:
+        if len(pairs) % 2:
             raise ValueError("a key without a value")
-        member.will = pair
-        if member.hosts and not pair:
+        member.will = pairs
+        if member.hosts and not pairs:
             member.place.leads = b""
         return []
 
