@@ -84,7 +84,7 @@ class Ranks:
         self._codes: list[int] = []
         self._kill_at = float("inf")
         self._others_failed, self._look_at = others_failed, 0.0
-        self._rest = agent.turn if agent is not None else time.sleep
+        self._rest = agent.turn if agent is not None else lambda seconds: time.sleep(seconds)
         self._agent = agent
 
     def handle(self, number: int, frame: FrameType | None) -> None:
