@@ -71,8 +71,15 @@ class History:
         return (self.job.directory / "out.json").exists()
 
     def _end_all(self) -> None:
+        """Wait for the end of all blocks, for as long as any of them makes steps."""
+        seen, until = -1, 0.0
         for block in self.job.blocks:
-            block.end(SETTLE_S)
+            while not block.ended():
+                if (used := sum(path.stat().st_size for path in self.job.directory.glob("trace-*"))) != seen:
+                    seen, until = used, time.monotonic() + SETTLE_S
+                if time.monotonic() > until:
+                    block.end(0.0)
+                time.sleep(0.05)
 
     def _living(self) -> list[int]:
         self._running = {task: i for task, i in self._running.items() if not self.job.blocks[i].ended()}
