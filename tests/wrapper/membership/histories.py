@@ -78,7 +78,8 @@ class History:
                 if (used := sum(path.stat().st_size for path in self.job.directory.glob("trace-*"))) != seen:
                     seen, until = used, time.monotonic() + SETTLE_S
                 if time.monotonic() > until:
-                    block.end(0.0)
+                    stacks = [one.stacks() for one in self.job.blocks if not one.ended()]
+                    raise AssertionError("\n".join([f"no step within {SETTLE_S:g} s", *stacks]))
                 time.sleep(0.05)
 
     def _living(self) -> list[int]:
