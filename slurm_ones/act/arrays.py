@@ -96,7 +96,8 @@ class Leftovers:
     _seen_over: dict[int, float] = field(default_factory=dict)
     """Time at which each job was first found to be over, by job id."""
     _gone_on: dict[int, int] = field(default_factory=dict)
-    """First step of the last membership at the time when a held task was released to train on, by job id."""
+    """Step at which the last membership began, as of the last release of a held task (see `cancel_waiting`), by job
+    id."""
     _apart: dict[tuple[int, int, int], float] = field(default_factory=dict)
     """Time at which each block was first found to train apart, by job id, task and restart."""
     _told: set[tuple[int, int, int]] = field(default_factory=set)
@@ -133,7 +134,7 @@ class Leftovers:
 
     def _over(self, job_id: int, tasks: Collection[SlurmJob]) -> bool:
         """Tell whether no block runs or may start, and the companion holds all waiting tasks. If the job reported its
-        end, tasks that its owner holds count as well."""
+        end, a task that its owner holds counts as held by the companion."""
         waiting = {task for job in tasks if job.pending for task in job.array_tasks}
         if waiting and not any(map(is_alive, tasks)) and self._waits_for_us(job_id, waiting):
             return waiting.isdisjoint(self._kept_by_others(job_id)) and self._long_ago(job_id, tasks)

@@ -40,8 +40,8 @@ FORGOTTEN_S = 300.0
 (slurmctld saves its state every few seconds.)"""
 
 DOWN_S = 3600.0
-"""Seconds in place of `FORGOTTEN_S` for a companion that starts after the restart. It does not know when slurmctld went
-down. A longer time would lift more holds that owners set on jobs which Slurm has not considered since."""
+"""Value of `FORGOTTEN_S` for a companion that starts after the restart, and does not know when slurmctld went down. A
+longer time would lift more holds that owners set on jobs which Slurm has not considered since."""
 
 
 class HeldTasks:

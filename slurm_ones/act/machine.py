@@ -1,4 +1,4 @@
-"""Base class of all resizes: Slurm's client, the database, the job's reports, and the only method that stores a
+"""Base class of the resizes, with Slurm's client, the database, the job's reports, and the only method that stores a
 state."""
 
 from __future__ import annotations

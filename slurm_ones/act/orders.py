@@ -41,7 +41,7 @@ from slurm_ones.untrusted_files import (
 log = logging.getLogger(__name__)
 
 AHEAD_S = 86_400.0
-"""Largest plausible number of seconds by which an order's number is ahead of the clock."""
+"""Largest plausible lead of an order's number over the clock, in seconds. (Numbers are times.)"""
 
 
 class OrderError(Exception):
@@ -49,8 +49,8 @@ class OrderError(Exception):
 
 
 def order_path(job: HasFiles, spool: Path | None) -> Path:
-    """Return the path of the job's order: in the spool for a foreign job, else in the job's directory. Raises
-    `NotBelieved`."""
+    """Return the path of the job's order: in the spool if this process cannot write into the job's directory, else
+    there. Raises `NotBelieved`."""
     if spool is not None and foreign(job):
         return spool / spool_order_name(job.job_id)
     return job_directory(job) / ORDERS

@@ -164,7 +164,7 @@ def _cancel_drain(machine: Machine, resize: ResizeRecord, job: WholeJob, why: Re
 
 
 def _order_batch(machine: Machine, job: WholeJob, restart: int, batch: int | None) -> None:
-    """Order this batch. If the order cannot be written this is only logged, since the job must not stay held because of
+    """Order the job to train with this batch. A failure is only logged, since the job must not stay held because of
     it."""
     try:
         machine.orders.write(job, Order(machine.orders.next_number(job), restart, batch), wake=job.first)

@@ -94,7 +94,7 @@ class Terms:
         return {array for array, was in self._no_more.items() if was}
 
     def stored(self, records: Mapping[int, JobRecord]) -> None:
-        """Remember these records as the last stored ones of their jobs, if these are jobs of blocks."""
+        """Remember those of these records that are of jobs of blocks, as last stored."""
         for array, record in records.items():
             if array in self._known:
                 self._known[array] = record

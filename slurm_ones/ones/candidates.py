@@ -176,7 +176,7 @@ def improve(choices: Choices, candidates: Ints, rounds: int) -> Ints:
 
 
 class NodeRoom:
-    """Check of candidates, a whole population at once, for room on the nodes.
+    """Check of a whole population of candidates for room on the nodes.
 
     A job that keeps its size, or that changes it in place, keeps its nodes. All other jobs are placed by best fit, the
     largest first. Blocks that join a job may be on any free GPUs.

@@ -33,8 +33,8 @@ STEPS = 100
 OFFERS = 6
 """Number of columns that each job offers to take in a trade, so that another job may take the GPUs that become free."""
 TRIED, CELLS = 16, 20_000
-"""Largest number of offers that are tried, the cheapest first. With many jobs fewer are tried, so that no more than
-`CELLS` cells of `worth` are visited. Prices then come close to the best without trades."""
+"""Largest number of offers that are tried, the cheapest first. With many jobs fewer are tried, so that at most `CELLS`
+cells of `worth` are visited. (With many jobs, prices come close to the best without trades.)"""
 LEAST = 1e-9
 """Smallest gain that counts, as a fraction of the total worth."""
 

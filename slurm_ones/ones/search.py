@@ -113,7 +113,7 @@ class OnesOptions:
 
 
 LARGEST = 1e15
-"""Largest progress of a job, in samples."""
+"""Upper bound on a job's progress (samples), epochs and age (seconds)."""
 STEADY = 0.97
 """Fraction of the best goodput that the present batch must reach to be kept."""
 UNKNOWN_S = 600.0

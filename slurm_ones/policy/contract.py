@@ -305,8 +305,8 @@ class JobView:
 
     # Changes in place, for a running job of blocks.
     smaller: Mapping[int, Mapping[str, int]] | None = None
-    """Sizes to which the job can shrink in place, each with the GPUs that it keeps on each node. None if it can shrink
-    to any size."""
+    """Sizes to which the job can shrink without being placed again, each with the GPUs that it keeps on each node. None
+    if it can shrink to any size."""
     joins: bool = False
     """True if the job can add GPUs on any nodes and keep its own; False if a larger size means another placement."""
     nodes_at: Mapping[int, int] | None = None

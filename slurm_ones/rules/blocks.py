@@ -88,7 +88,8 @@ def starting(elastic: Elastic) -> int:
 
 
 def spare(elastic: Elastic, ours: Collection[int], members: Collection[int], now: float) -> tuple[int, ...]:
-    """Return the tasks that may join, best first: waiting tasks, then tasks that left less than `REUSED_WITHIN_S` ago.
+    """Return the tasks that may join the training, best first: waiting tasks, then those that left less than
+    `REUSED_WITHIN_S` ago.
 
     A held task counts only if the companion holds it (`ours`), and not its owner or an operator. A waiting task without
     a hold does not count if it is one of `members`, the tasks that trained together last: Slurm starts it again by
@@ -145,8 +146,8 @@ def train_together(elastic: Elastic, history: JobHistory | None) -> list[int]:
 
 
 def with_base(array: WholeJob, training: set[int], asked: int, gpus_of: Callable[[SlurmJob], int]) -> set[int]:
-    """Return the tasks `training`. If guests are among them, and base blocks with fewer than `asked` GPUs, add all
-    running base blocks.
+    """Return the tasks `training`. If they include guests, and their base blocks have fewer than `asked` GPUs in total,
+    add all running base blocks.
 
     This makes up for a report of a joined base block that was not believed, as when clocks are hours apart. `asked` is
     the number of GPUs that the user asked for; `gpus_of` returns those of a block.

@@ -34,7 +34,7 @@ class Cap:
     0."""
     jobs: frozenset[int]
     reason: Reason
-    """Reason that owners of the jobs are shown."""
+    """Reason that is shown to the jobs' owners."""
     strict: bool = False
     """True if the cap also binds below the GPUs that a job asked for."""
 

@@ -160,7 +160,7 @@ class JobRules:
     """True for a job of blocks that was resized before: the companion has lifted its array's throttle, or is lifting
     it."""
     spare: tuple[int, ...] = ()
-    """Tasks of a job of blocks that may join, best first."""
+    """Tasks of a job of blocks that may join its training, best first."""
     to_hold: tuple[int, ...] = ()
     """Tasks of a job of blocks that must be held before the array's throttle is lifted."""
     going: tuple[int, ...] = ()

@@ -117,8 +117,8 @@ class Piece(NamedTuple):
         return sum(one.gpus for one in self.held.values()) - self.keeps.gpus
 
     def kept(self, wanted: Mapping[str, int]) -> list[str]:
-        """Return the nodes that a plain job keeps. Nodes with the lowest rank in `wanted` are kept; a node that no
-        pending job needs is not in it."""
+        """Return the nodes that a plain job keeps. `wanted` ranks the nodes that the pending job needs; nodes of higher
+        rank are kept last."""
         return sorted(self.held, key=lambda name: (wanted.get(name, 0), name))[: self.keeps.nodes]
 
     def gives(self, wanted: Mapping[str, int]) -> Iterator[tuple[str, Resources]]:
@@ -193,8 +193,8 @@ class _Returns:
         self._gone: dict[int, list[tuple[Piece, list[str]]]] = {}
         """Pieces that each job gives back, by job id, each with the nodes on which the job keeps GPUs."""
         self._first: dict[int, WaitingJob] = {}
-        """Pending job for which each job first gives growth back, by id of the job that gives. A job whose growth is
-        only idle has none."""
+        """First pending job for which each job gives growth back, by id of the giving job. A job that gives growth back
+        only because it is idle has none."""
         self._unused = round_.unused
         self._idle = round_.seen.idle
         ended = max((one.last_resize_end or 0.0 for one in round_.histories.values()), default=0.0)
@@ -279,7 +279,7 @@ class _Returns:
 
     def _go(self, one: WaitingJob | None, piece: Piece, wanted: Mapping[str, int]) -> None:
         """Give the piece back for a pending job, or for none if it is idle. A guest is only counted as free, because
-        Slurm preempts it by itself, unless the pending job is `unserved`."""
+        Slurm preempts it by itself. For a pending job that is `unserved`, guests are given back too."""
         if one is None or one.unserved or not piece.guest:
             self._gone.setdefault(piece.job_id, []).append((piece, piece.kept(wanted)))
             if one is not None:

@@ -180,11 +180,11 @@ class Kinds:
 
 HOUR_S = 3600.0
 SURE = 0.9
-"""Probability of ending within the given time from which a job counts as near its end."""
+"""Probability from which a job's end within the given time counts as near."""
 
 MOST_DOUBLINGS = 6
 AGAIN_S = 5.0
-"""Seconds to which a shorter dwell time is raised before it is doubled after a failure. A dwell time of 0 stays 0."""
+"""Lower bound, in seconds, on a dwell time that is doubled after a failure; a dwell time of 0 stays 0."""
 WORTH = 20.0
 """Dwell time between two changes of a job's blocks, as a multiple of the pause of one change."""
 PACK_S = 120.0
@@ -302,8 +302,8 @@ def near_limit(job: SlurmJob, limits: LimitSettings, now: float) -> Reason | Non
 
 
 def near_end(jobs: Sequence[tuple[JobView, float]]) -> list[Reason | None]:
-    """Return a reason for each job that almost surely ends, at its present size, within the seconds given with it.
-    Return None for all other jobs, and for pending ones.
+    """Return one entry for each pair of a job and a number of seconds. It is a reason if the job, at its present size,
+    almost surely ends within this time. Otherwise, and for a pending job, it is None.
 
     All jobs are predicted in one call: separate calls would take a third of the time of a decision.
     """
@@ -332,15 +332,15 @@ class ReservedNodes(NamedTuple):
 
     nodes: frozenset[str] = frozenset()
     reason: Reason | None = None
-    """Description of the earliest of these reservations; None without one."""
+    """Reason that names the earliest of these reservations; None without one."""
 
 
 NOTHING_AHEAD = ReservedNodes()
 
 
 def ahead_of(job: SlurmJob, snapshot: Snapshot, now: float) -> ReservedNodes:
-    """Return the nodes of the job's partition that are reserved for others before a run that starts now reaches its
-    time limit."""
+    """Return the nodes of the job's partition whose reservation for others begins before a run that starts now reaches
+    its time limit."""
     part = snapshot.partitions.get(job.partition)
     if part is None:
         return NOTHING_AHEAD

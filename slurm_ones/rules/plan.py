@@ -231,8 +231,8 @@ class _Planner:
         return reason("max_open", resizes=most) if self._open[mechanism] >= most else None
 
     def _without_room(self, change: PlannedChange, job: JobRules) -> Reason | None:
-        """Return a reason if there is no room for the change, else None. For a running job that is requeued, the new
-        shape is taken from the free GPUs here."""
+        """Return a reason if there is no room for the change, else None. If there is room for a running job that is
+        requeued, its new shape is taken from the free GPUs."""
         if change.mechanism == BLOCKS:
             return reason("no_moves", gpus=change.new.gpus) if change.moves is None else None
         if change.job_id in self._reserved or (job.elastic.job.running and self._is_reserved(change, job)):
@@ -288,8 +288,8 @@ class _Planner:
 
 
 def _least(job: JobRules, rules: PartitionRules) -> Shape | None:
-    """Return the smallest shape on one node that a data-parallel job may have; None if there is none, or for another
-    strategy."""
+    """Return the smallest shape on one node that the job may have. Return None if there is none, or if the job has a
+    training strategy."""
     low, spec = job.elastic.gpu_range[0], job.spec
     if spec is not None and spec.limits is not None:
         return None

@@ -238,9 +238,9 @@ def _changeable(view: JobView, free: int) -> JobView:
 def _nodes_at(view: JobView, room: Sequence[int], full: int) -> dict[int, int]:
     """Return the number of nodes on which a job of blocks would run, at each of its sizes.
 
-    At a smaller size these are the nodes of the blocks that stay. A larger size takes the fewest nodes possible if they
-    are free now, because new blocks then replace all others. Otherwise new blocks join on further nodes. `room` is the
-    free GPUs of each node, descending.
+    At a smaller size these are the nodes of the blocks that stay. At a larger size they are the fewest nodes possible,
+    if these are free now: new blocks then replace all old ones. Otherwise new blocks join on further nodes. `room` is
+    the free GPUs of each node, descending.
     """
     now, smaller = sum(view.nodes.values()), view.smaller or {}
     found = {now: len(view.nodes)} if now else {}

@@ -27,7 +27,7 @@ DIGITS = re.compile(r"[0-9]{1,15}")
 MOST = 2**53
 """Largest number accepted in a field; a field with a larger number counts as missing."""
 LONGEST = 8_192
-"""Characters kept of a text that users write."""
+"""Largest number of characters kept of a text that users write."""
 MOST_TASKS = 10_000
 """Number of task numbers kept for each array, lowest first: a site may allow arrays of millions of tasks."""
 
