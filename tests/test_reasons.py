@@ -58,7 +58,11 @@ MOMENT = strptime("2026-11-28 12:53:20", "%Y-%m-%d %H:%M:%S")
 @pytest.mark.parametrize(
     ("code", "arguments", "sentence"),
     [
-        ("resizes_per_job", {"times": 1}, "it was resized 1 time, and may be no more (limits.resizes_per_job)"),
+        (
+            "resizes_per_job",
+            {"times": 1},
+            "it was resized 1 time, as often as the site allows (limits.resizes_per_job)",
+        ),
         ("max_open", {"resizes": 1}, "waits its turn: 1 resize is under way"),
         ("max_open", {"resizes": 4}, "waits its turn: 4 resizes are under way"),
         ("growth_rests", {"until": mktime(MOMENT)}, f"it may grow from 2026-11-28 12:53:20 on{PREEMPTED}"),

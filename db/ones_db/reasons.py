@@ -20,37 +20,39 @@ _LIMITS = {
     # Limits that a site has set (rules/)
     "near_time_limit": "it is near its time limit: within {seconds:.0f} s (limits.near_limit_s)",
     "near_end": "it is expected to end within {seconds:.0f} s (limits.near_end_s)",
-    "resizes_per_job": "it was resized {times:time|times}, and may be no more (limits.resizes_per_job)",
-    "resizes_per_hour": "it was resized {times:time|times} within an hour (limits.resizes_per_hour)",
-    "partition_share": "elastic jobs grow within {gpus:GPU|GPUs} of partition {partition} (limits.share)",
-    "user_cap": "elastic jobs of user {user} grow within {gpus:GPU|GPUs} in all ({setting})",
-    "account_cap": "elastic jobs of account {account} grow within {gpus:GPU|GPUs} in all ({setting})",
-    "no_room_under_cap": "it has no room since a cap keeps others at their size",
+    "resizes_per_job": "it was resized {times:time|times}, as often as the site allows (limits.resizes_per_job)",
+    "resizes_per_hour": "it was resized {times:time|times} within an hour, as often as the site allows "
+    "(limits.resizes_per_hour)",
+    "partition_share": "elastic jobs may grow to {gpus:GPU|GPUs} in total in partition {partition} (limits.share)",
+    "user_cap": "elastic jobs of user {user} may grow to {gpus:GPU|GPUs} in total ({setting})",
+    "account_cap": "elastic jobs of account {account} may grow to {gpus:GPU|GPUs} in total ({setting})",
+    "no_room_under_cap": "it has no room, since a cap keeps other jobs at their size",
     # Limits that Slurm has, known before (rules/job_rules.py, rules/quotas.py), and what growth costs (rules/cost.py)
     "reserved_ahead": "it could not start again within its time limit: reservation {name} begins at {begin:clock}",
     "partition_closed": "it could not start again while partition {partition} starts no jobs",
-    "licenses_lost": "this release of Slurm forgets the licences of jobs that are requeued",
+    "licenses_lost": "this release of Slurm forgets the licences of a requeued job",
     "quota": "Slurm lets {whose} hold {most} {what} at once, and {left} are left",
     "quota_of_job": "Slurm lets one job of {whose} hold {most} {what}",
     "partition_nodes": "partition {partition} gives one job at most {nodes:node|nodes}",
-    "growth_cost": "beyond {gpus:GPU|GPUs} it would use more than {factor:.2f} times the GPU hours of the {asked} "
-    "asked for (limits.growth_cost, or cost= in its comment)",
+    "growth_cost": "with more than {gpus:GPU|GPUs} it would use over {factor:.2f} times the GPU hours of its requested "
+    "{asked:GPU|GPUs} (limits.growth_cost, or cost= in its comment)",
 }
 SENTENCES: dict[str, str] = {
     # Slurm and the job: who is never resized (jobs/)
     "other_user": "it belongs to {user}, and this companion looks after only its own user's jobs",
-    "job_array": "heterogeneous jobs, and arrays whose tasks Slurm does not tell, are not resized: submit it as a job "
-    "of its own",
-    "task_waits": "its task of the job array waits in one record with others: it is looked at once it runs",
+    "job_array": "heterogeneous jobs, and job arrays whose tasks Slurm does not list, are not resized: submit it as a "
+    "separate job",
+    "task_waits": "Slurm lists its task together with other waiting tasks of the job array: it can be resized once it "
+    "runs",
     "task_named_as_array": "Slurm gave this task its job array's own number, by which commands would reach every task: "
     "it keeps its size",
-    "task_throttled": "its job array starts at most {most:task|tasks} at once, and while this one stopped for a resize "
-    "another would take its place: it keeps its size until none waits, or submit without %N",
+    "task_throttled": "its job array runs at most {most:task|tasks} at once, and another task would start while this "
+    "one stops for a resize: it keeps its size until no task waits; submit without %N to avoid this",
     "blocks_no_array": "array=blocks, but it is no job array: submit it with --array=0-7%1, or leave array=blocks out",
     "blocks_unthrottled": "its job array has no throttle, so that Slurm starts all blocks at once: submit it with "
     "--array=0-7%1",
     "blocks_depend": "blocks of its job array depend on others: submit it without dependencies between its tasks",
-    "blocks_differ": "tasks of its job array are not alike (another {what}), and blocks have to be",
+    "blocks_differ": "tasks of its job array differ in their {what}, and blocks must be alike",
     "blocks_many": "its job array has more than {most} tasks, which no job of blocks can have",
     "interactive": "it is interactive, and Slurm requeues only batch jobs: submit it with sbatch",
     "not_requeueable": "it was submitted without --requeue: submit with --requeue, or run scontrol update JobId=… "
@@ -63,14 +65,15 @@ SENTENCES: dict[str, str] = {
     "gpus_per_job": "it asks for GPUs per job, not per node: submit with --nodes and --gres=gpu:N",
     "kinds_nowhere": "its comment allows GPUs of type {kinds}, and partition {partition} has {there}",
     "several_gpu_types": "it asks for GPUs of several types on each node: submit it with one, as in --gres=gpu:TYPE:N",
-    "site_acts": "this site's companion (of {user}) acts on it, so this one yields",
-    "owner_acts": "its owner {user} has a companion that ordered something within {seconds:.0f} s, so this one yields",
+    "site_acts": "this site's companion (of {user}) acts on it, so this companion does not",
+    "owner_acts": "a companion of its owner {user} ordered something in the last {seconds:.0f} s, so this companion "
+    "does not act",
     "resize_off": "resize=off: it is measured, not resized",
-    "fused": "it is trained within job {carrier} (fuse={name}), and starts once that has its result: scancel takes it "
-    "out of there",
-    "no_files": "nothing of it can be read ({problem}): start it by ones-run in the directory that it was submitted "
-    "from, or name another by ONES_JOB_ROOT; the companion must be able to read it",
-    "files_silent": "{problem}, and its files are there: it is left as it is until they answer",
+    "fused": "it is trained within job {carrier} (fuse={name}), and starts once its result is there: scancel removes "
+    "it from that job",
+    "no_files": "none of its files can be read ({problem}): start it by ones-run in the directory that it was "
+    "submitted from, or name another by ONES_JOB_ROOT; the companion must be able to read it",
+    "files_silent": "{problem}: it keeps its size until its files can be read again",
     "spool_not_read": "orders would not reach it, since it does not read the spool {spool}: export "
     "ONES_SPOOL={spool} and submit it again, or have an administrator write that path to /etc/slurm-ones/spool on the "
     "compute nodes",
@@ -102,101 +105,103 @@ SENTENCES: dict[str, str] = {
     "strategy_size": "{strategy} runs on {counts} GPUs: {gpus} cannot be used",
     "strategy_nowhere": "{strategy} runs on {counts} GPUs, and none of these is possible here within its comment: it "
     "keeps its size",
-    "strategy_together": "{strategy} needs each {ranks:rank|ranks} in a row on one node, and {shape} would part them",
+    "strategy_together": "{strategy} needs groups of {ranks:consecutive rank|consecutive ranks} on one node each, and "
+    "{shape} would separate some",
     "strategy_memory": "{strategy} does not fit into the memory of {gpus:GPU|GPUs}",
     "strategy_takes": "{strategy} takes batches of up to {most} in multiples of {quantum} on {gpus:GPU|GPUs}, and "
-    "{batch} is none",
-    "strategy_batch": "{strategy} keeps its batch of {batch} now",
+    "{batch} is not one of them",
+    "strategy_batch": "{strategy} cannot change its batch of {batch} now",
     "strategy_steps": "{strategy}: its next resize may come after {steps:more step|more steps}",
-    "strategy_unread": "what it can do cannot be read any more: {problem}",
+    "strategy_unread": "its spec, which says what it can do, cannot be read any more: {problem}",
     "strategy_sizes": "{strategy} runs on {counts} GPUs",
-    "strategy_batch_fixed": "{strategy} keeps its batch now, at whatever size",
-    "strategy_every": "{strategy} takes {steps:step|steps} at least between two resizes",
-    "strategy_carries": "{strategy} carries over a resize, besides model and optimizer: {carries}; it starts again: "
-    "{resets}",
+    "strategy_batch_fixed": "{strategy} keeps its present batch at every size",
+    "strategy_every": "{strategy} needs at least {steps:step|steps} between two resizes",
+    "strategy_carries": "{strategy} keeps at a resize, besides model and optimizer: {carries}; it resets: {resets}",
     "strategy_inexact": "{strategy} trains a little differently on another number of GPUs",
     **_LIMITS,
     # What goes back to jobs that wait (rules/growth.py)
-    "growth_returns": "gives back what it grew by, from {before} to {gpus:GPU|GPUs}: job {job} waits for {what}",
-    "growth_stops": "it does not grow: job {job} waits for what it would take",
+    "growth_returns": "it gives its growth back, from {before} to {gpus:GPU|GPUs}: job {job} waits for {what}",
+    "growth_stops": "it does not grow: job {job} waits for resources that it would take",
     "growth_rests": "it may grow from {until:clock} on: Slurm preempted blocks of it",
-    "idle_returns": "its GPUs were in use for {percent:.0f} % of {minutes:.0f} minutes: it gives back what it grew by, "
-    "from {before} to {gpus:GPU|GPUs}; more loader workers or a larger batch may keep them busy",
+    "idle_returns": "its GPUs were in use for {percent:.0f} % of {minutes:.0f} minutes: it gives its growth back, from "
+    "{before} to {gpus:GPU|GPUs}; more loader workers or a larger batch may keep them busy",
     "idle_stays": "it does not grow: its {gpus:GPU was|GPUs were} in use for {percent:.0f} % of {minutes:.0f} minutes; "
     "more loader workers or a larger batch may keep them busy",
-    "guests_leave": "it waits for guests of other jobs, which Slurm takes for it",
+    "guests_leave": "it waits until Slurm has preempted guests of other jobs for it",
     # What owners ask for by hand (rules/asked.py)
     "size_asked": "its owner asks for {gpus:GPU|GPUs} by hand (size= in its comment)",
     "size_kept": "it keeps {gpus:GPU|GPUs}, as its owner asks by hand (size= in its comment)",
     "size_waits": "its owner asks for {gpus:GPU|GPUs} by hand, which are not free",
-    "size_not_possible": "its owner asks for {gpus:GPU|GPUs} by hand, which it cannot have on these nodes or by its "
-    "comment",
+    "size_not_possible": "its owner asks for {gpus:GPU|GPUs} by hand, which these nodes or its comment do not allow",
     # What a policy gives and why (ones/, rivals/)
-    "fits_nowhere": "none of the GPU counts it takes ({counts}) and their batches fit this cluster",
+    "fits_nowhere": "none of its GPU counts ({counts}) fits this cluster with a batch that it takes",
     "nodes_do_not_add_up": "the GPUs it holds are not all on nodes that can be used now",
     "no_room": "there is no room now for {gpus:GPU|GPUs}",
     "in_queue": "there is no room now for {gpus:GPU|GPUs}: it is number {place} of {waiting} waiting",
     "turn": "its turn has come: {first} go first",
-    "interrupted": "its turn is too late to keep its GPUs: {first} go first",
+    "interrupted": "its turn is too late for it to keep its GPUs: {first} go first",
     "never_interrupted": "this policy never pauses a running job",
-    "between_changes": "running jobs change size every {seconds:.0f} s at most",
+    "between_changes": "this policy changes the sizes of running jobs at most once in {seconds:.0f} s",
     "least_total_time": "all jobs together are expected to finish soonest this way",
-    "trains_faster": "there it is expected to train {factor:.2g} times as fast",
-    "gives_up_gpus": "it trains at {factor:.2g} times its speed; others gain more",
-    "faster_kind": "on {kind} in place of {before} it is expected to train {factor:.2g} times as fast",
-    "leaves_kind": "on {kind} it trains at {factor:.2g} times its speed; others gain more by {before}",
+    "trains_faster": "with this change it is expected to train {factor:.2g} times as fast",
+    "gives_up_gpus": "it is expected to train at {factor:.2g} times its present speed; other jobs gain more by these "
+    "GPUs",
+    "faster_kind": "on {kind} instead of {before} it is expected to train {factor:.2g} times as fast",
+    "leaves_kind": "on {kind} it is expected to train at {factor:.2g} times its present speed; other jobs gain more on "
+    "{before}",
     "several_kinds": "it has GPUs of several kinds ({kinds}), and no change would repay its pause",
     "no_change_repays": "no change of its GPUs would repay a pause of {seconds:.3g} s",
-    "within_switches": "{gpus:GPU|GPUs} fit below {switches:leaf switch|leaf switches}; on {more} it would be below "
-    "more, where gradients take {taper:.2g} times as long (taper)",
+    "within_switches": "{gpus:GPU|GPUs} fit below {switches:leaf switch|leaf switches}; {more:GPU|GPUs} would need "
+    "more switches, across which gradients take {taper:.2g} times as long (taper)",
     "on_slow_node": "it trains at about {percent:.0f} % of its usual speed: node {node} is slow, as {runs:run|runs} of "
     "{owners:owner|owners} showed",
     "better_batch": "it is expected to train faster with batch {batch} than with {before}",
     "smallest_size": "a job starts on the smallest size that it takes",
     "least_remaining": "all jobs then need the fewest GPU-seconds; {speed:.3g} samples/s are predicted for it",
-    "least_gpu_time": "GPUs go to what deadlines need, and then where they cost the fewest GPU-seconds",
+    "least_gpu_time": "GPUs go first to what deadlines need, then where they cost the fewest GPU-seconds",
     "deadline_needs": "it needs {gpus:GPU|GPUs} now to end by its deadline, which is promised",
     "deadline_short": "there is no room now for the {gpus:GPU|GPUs} that its promised deadline needs",
-    "stopped": "all jobs need the fewest GPU-seconds while it is stopped",
-    "changed_lately": "{gpus:GPU|GPUs} would be better, but that changes a job that changed less than "
+    "stopped": "all jobs together need the fewest GPU-seconds while it is stopped",
+    "changed_lately": "{gpus:GPU|GPUs} would be better, but a job would change that changed less than "
     "{epochs:epoch|epochs} ago",
     "shortens_most": "GPUs go one by one to the job whose remaining time they shorten most",
-    "highest_index": "GPUs go one by one to the job whose waiting each GPU-second shortens most",
-    "best_total": "of all schedules weighed, this one is best by {total}",
-    "nearly_best_total": "of all schedules weighed, this one is within {percent:.2g} % of the best by {total}",
+    "highest_index": "GPUs go one by one to the job for which a GPU-second saves most waiting",
+    "best_total": "of all schedules that were compared, this one is best by {total}",
+    "nearly_best_total": "of all schedules that were compared, this one is within {percent:.2g} % of the best by "
+    "{total}",
     # The same if there is no other job (`alone`)
     "turn_alone": "its turn has come: there is no other elastic job here",
     "least_total_time_alone": "this way it is expected to end soonest",
-    "gives_up_gpus_alone": "at {factor:.2g} times its speed it is expected to end soonest",
+    "gives_up_gpus_alone": "at {factor:.2g} times its present speed it is expected to end soonest",
     "least_remaining_alone": "it then needs the fewest GPU-seconds; {speed:.3g} samples/s are predicted for it",
     "shortens_most_alone": "it gets GPUs one by one as long as they shorten its remaining time",
     "highest_index_alone": "it gets GPUs one by one as long as they make it faster",
-    "best_total_alone": "of all its sizes weighed, this one is best",
-    "nearly_best_total_alone": "of all its sizes weighed, this one is within {percent:.2g} % of the best",
+    "best_total_alone": "of all its sizes that were compared, this one is best",
+    "nearly_best_total_alone": "of all its sizes that were compared, this one is within {percent:.2g} % of the best",
     "no_solution": "the integer program has no answer ({message}), so nothing changes",
-    "network": "the trained network scored this highest",
+    "network": "the trained network gave this the highest score",
     # Whether its deadline is promised (ones/, rivals/elasticflow)
-    "deadline_promised": "it is expected to be met on {gpus:GPU|GPUs} at most, besides what was promised before",
+    "deadline_promised": "it is expected to be met on at most {gpus:GPU|GPUs}, and no earlier promise is broken",
     "deadline_passed": "it has passed",
-    "deadline_too_soon": "even alone on the cluster it would have done {percent:.0f} % of its work by then, some "
-    "time kept in reserve",
-    "deadline_no_room": "besides what was promised before, and reservations, it would have done {percent:.0f} % of its "
-    "work by then",
-    "deadline_breaks": "a job whose deadline was promised before would miss it",
+    "deadline_too_soon": "even with all GPUs it would have done only {percent:.0f} % of its work by then (some time is "
+    "kept in reserve)",
+    "deadline_no_room": "on the GPUs that earlier promises and reservations leave, it would have done only "
+    "{percent:.0f} % of its work by then",
+    "deadline_breaks": "another job would miss its deadline, which was promised before",
     # What becomes of it (rules/plan.py)
     "begins": "begins",
     "batch_changes": "its batch changes",
     "kept_waiting": "it is kept from starting",
     "max_open": "waits its turn: {resizes:resize is|resizes are} under way",
     "gpus_not_free": "waits until {shape} GPUs are free",
-    "waits_small": "asks Slurm for {gpus:GPU|GPUs} while it waits, so that it starts wherever any get free",
+    "waits_small": "asks Slurm for {gpus:GPU|GPUs} while it waits, so that it starts as soon as that many are free",
     "blocks_not_parked": "it runs on: a running job of blocks is not stopped",
     "no_moves": "its blocks cannot be combined to {gpus:GPU|GPUs}, and no GPUs are free for a new block",
-    "blocks_packed": "blocks on fewer nodes take the place of its own",
-    "blocks_replaced": "other blocks take the place of blocks whose nodes drain or whose time is nearly over",
-    "preempting_off": "it runs on: pre-empting is switched off",
-    "shrinking_off": "shrinking is switched off",
-    "stop_file": "{path} exists: nothing is begun",
+    "blocks_packed": "new blocks on fewer nodes replace its present ones",
+    "blocks_replaced": "new blocks replace those whose nodes drain or whose time limit is near",
+    "preempting_off": "it keeps running: preempting running jobs is switched off (resize.preempt)",
+    "shrinking_off": "shrinking is switched off (resize.shrink)",
+    "stop_file": "the stop file {path} exists: no resize begins",
     # What became of a resize (act/)
     "other_companion": "another companion gave the job a newer order, which it follows",
     "job_unknown": "Slurm no longer knows the job",
@@ -220,7 +225,7 @@ SENTENCES: dict[str, str] = {
     "old_shape_refused": "the old shape was refused: {answer}",
     "release_refused": "Slurm does not release it at this shape: {answer}",
     "never_starts": "Slurm never starts it at this shape: {cause}",
-    "limit_reached": "Slurm has it wait for a limit, not for room: {cause}",
+    "limit_reached": "Slurm lets it wait for a limit, not for room: {cause}",
     "waits_for_other": "it waits for its earliest start, or for another job",
     "queued_too_long": "it waited longer than {seconds:.0f} s",
     "parked": "it is parked",
@@ -236,7 +241,7 @@ SENTENCES: dict[str, str] = {
     "throttle_refused": "Slurm did not lift the throttle of its array: {answer}",
     "blocks_train": "these blocks train together",
     "blocks_linger": "these blocks train together, and block {task} has not ended yet",
-    "blocks_joined": "they trained together after all",
+    "blocks_joined": "its blocks trained together before the change could be cancelled",
     "stands": "it {now} at {shape}",
     "stands_held": "it {now} at {shape}, held by {holder}",
     "stands_run_ended": "it {now} at {shape}, and that run ended before it reported its start",
@@ -274,7 +279,7 @@ CAUSES = {
     "no_moves": "waiting for GPUs for a new block",
     "blocks_not_parked": "not stopped: made of blocks",
     "kept_waiting": "kept from starting",
-    "preempting_off": "not stopped: pre-empting is off",
+    "preempting_off": "not stopped: preempting is off",
     "shrinking_off": "not shrunk: shrinking is off",
     "stop_file": "stopped by the stop file",
     "held_by_operator": "held by an operator",

@@ -443,7 +443,7 @@ class StopFile:
             self._there = False
             return
         except OSError as error:
-            log.error("%s: whether it exists cannot be found out: %s; nothing is begun", self._path, error.strerror)
+            log.error("%s: the stop file cannot be checked: %s; no resize begins", self._path, error.strerror)
             return
         if not self._there:
             made = ActionRecord(found.st_mtime, login_of(found.st_uid), "stop file made", str(self._path))

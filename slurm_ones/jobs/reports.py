@@ -202,7 +202,7 @@ def confirmed(reports: RunReports, before: Measured | None) -> tuple[RunReports,
         if isinstance(report, Throughput) and before is not None:
             most = _most_samples(before, report, dataset)
             if report.samples > ROUNDING * most:
-                doubts.append(f"report {line.number} has {report.samples} samples, and its steps {most}")
+                doubts.append(f"report {line.number} counts {report.samples} samples, and its steps allow {most}")
                 line = replace(line, report=replace(report, samples=most))
         before = report if isinstance(report, (Hello, Throughput)) else before
         lines.append(line)
@@ -225,7 +225,7 @@ def _check_membership(report: Membership, job: WholeJob) -> None:
     if not job.by_blocks:
         raise ProtocolError("membership: the job is not one of blocks")
     if not report.blocks or len({*report.blocks}) < len(report.blocks) or len(report.restarts) != len(report.blocks):
-        raise ProtocolError("membership: blocks and restarts are not one for each block")
+        raise ProtocolError("membership: blocks must differ, with one restart count for each")
     if not (0 < report.nodes <= report.world and report.gpus_per_node * report.nodes in (0, report.world)):
         raise ProtocolError("membership: nodes and GPUs do not make up its world size")
 
@@ -254,7 +254,7 @@ def _lines(
             if isinstance(report, Membership):
                 _check_membership(report, job)
             if number <= after:
-                raise ProtocolError(f"n: {number} comes after {after}")
+                raise ProtocolError(f"n: {number} is not above {after}, the last one")
         except ProtocolError as error:
             bad += 1
             first_bad = first_bad or str(error)

@@ -31,10 +31,10 @@ def next_term(before: int, said: int, submit_time: float, now: float) -> tuple[i
     """Return the term to store for a job whose stored term is `before` and that reports term `said`. Also return a
     problem in words, or ""."""
     if said < before:
-        return before, f"spec.json: term {said} comes after {before}"
+        return before, f"spec.json: term {said} is below {before}, the last one"
     highest = BURST + int(PER_S * max(now - submit_time, 0.0))
     if said > highest:
-        return before, f"spec.json: term {said} is more than it can have had ({highest})"
+        return before, f"spec.json: term {said} is above what a job of this age can reach ({highest})"
     return min(said, before + AT_ONCE), ""
 
 

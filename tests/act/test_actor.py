@@ -147,7 +147,7 @@ def test_the_stop_file_stops_everything_that_would_begin(own_store: Store, tmp_p
     assert bench.act({one: Allocation(Shape(1, 2), 64), two: Allocation(Shape(1, 1), 64)}) == []
     assert own_store.resizes(one) == [] and bench.order(two) is None
     outcome = str(own_store.decisions(one)[0].jobs[0].outcome)
-    assert outcome == f"{tmp_path / 'stop'} exists: nothing is begun"
+    assert outcome == f"the stop file {tmp_path / 'stop'} exists: no resize begins"
 
 
 def test_nothing_is_promised_where_nothing_may_be_done(own_store: Store, tmp_path: Path) -> None:

@@ -898,7 +898,7 @@ def test_a_strategy_that_changes_meanwhile_turns_a_running_job_back(
     world.check()
     assert ("reshape", NEW) not in world.slurm.calls
     said = [str(step.detail) for step in world.store.resize_steps(resize.id)] + [str(resize.outcome)]
-    wanted = f"ring runs on {OLD.gpus} GPU" if told[0] is not None else "what it can do cannot be read any more"
+    wanted = f"ring runs on {OLD.gpus} GPU" if told[0] is not None else "its spec, which says"
     assert any(text.startswith(wanted) for text in said), said
 
 

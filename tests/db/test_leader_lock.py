@@ -248,7 +248,7 @@ def test_a_leader_that_hangs_keeps_its_file(sqlite_url: str) -> None:
             assert not lead.take()
             time.sleep(0.05)
         host, pid = one.holder.split(":")
-        assert len(said) == 2 and said[1].endswith(f"To let this one lead, on {host}: kill -9 {pid}")
+        assert len(said) == 2 and said[1].endswith(f"To let this companion lead, run on {host}: kill -9 {pid}")
         one.send(signal.SIGKILL)
         until(lead.take)
         assert said[2] == "leads, in term 2"

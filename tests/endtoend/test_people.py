@@ -82,7 +82,7 @@ def test_an_operator_resizes_those_who_opted_in(harness: Harness) -> None:
     settings = harness.settings(operator, spool=f'"{env["ONES_SPOOL"]}"', stop_file=f'"{inside}"')
     with harness.running(settings, "--act", user=operator):
         harness.ticks(settings, 5)
-        assert f"{inside} exists: nothing is begun" in outcomes(harness, settings, elastic, user=operator)
+        assert f"{inside} exists: no resize begins" in outcomes(harness, settings, elastic, user=operator)
         untouched(harness, elastic, off, stranger)
         assert [path.name for path in spool.iterdir()] == ["views"]
         stop.unlink()

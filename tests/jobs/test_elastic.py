@@ -394,7 +394,7 @@ def test_a_job_that_did_not_opt_in_is_not_seen() -> None:
     ("changes", "words"),
     [
         ({"comment": "ones: gpus=many"}, ("its comment is not understood", "'gpus=many'", "such as 1-16")),
-        ({"array": True}, ("heterogeneous jobs", "submit it as a job of its own")),
+        ({"array": True}, ("heterogeneous jobs", "submit it as a separate job")),
         ({"batch": False}, ("interactive", "submit it with sbatch")),
         ({"requeue": False}, ("--requeue", "scontrol update JobId=… Requeue=1")),
         ({"task_counts": True}, ("task counts", "leave out --ntasks")),

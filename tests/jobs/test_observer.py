@@ -396,4 +396,4 @@ def test_a_stop_file_that_nobody_can_look_for_stops_too(
     observer = Observer(queue, store, settings)  # type: ignore[arg-type]
     assert not observer.may_resize(WholeJob.of(queue.jobs[1])) and settings.stopped
     assert [one.action for one in actions(store)] == ["stop file made"]
-    assert f"{path}: whether it exists cannot be found out: Stale file handle" in caplog.text
+    assert f"{path}: the stop file cannot be checked: Stale file handle" in caplog.text

@@ -133,7 +133,7 @@ def test_a_spec_as_deep_as_can_be_parsed() -> None:
         (line(2)[:25] + b"\n", "1 unreadable line, the first: not JSON"),  # of a crashed rank, or a full disk
         (line(2, kind="bye", reason="x" * 2000), "reason: not a text"),
         (b'{"n":2,"x":"' + b"a" * MAX_LINE + b'"}\n', f"longer than {MAX_LINE} bytes"),
-        (line(1), "n: 1 comes after 1"),
+        (line(1), "n: 1 is not above 1"),
     ],
 )
 def test_a_bad_line_is_named(job: SlurmJob, write: Write, bad: bytes, words: str) -> None:
@@ -160,7 +160,7 @@ def test_numbers_out_of_order(job: SlurmJob, write: Write) -> None:
     write(line(1), line(5), line(3), line(5), line(6))
     piece, problem = read(job)
     assert numbers(piece) == [1, 5, 6]
-    assert "2 unreadable lines, the first: n: 3 comes after 5" in problem
+    assert "2 unreadable lines, the first: n: 3 is not above 5" in problem
     write(line(6), line(7))
     assert numbers(read(job, piece.offset, 6)[0]) == [7]
 

@@ -120,11 +120,11 @@ def test_terms_that_are_not_believed() -> None:
     assert next_term(5, 5, 0.0, 100.0) == (5, "")
     assert next_term(5, 7, 0.0, 100.0) == (7, "")
     back, problem = next_term(5, 4, 0.0, 100.0)
-    assert back == 5 and "term 4 comes after 5" in problem
+    assert back == 5 and "term 4 is below 5" in problem
     assert next_term(0, 60, 0.0, 0.0) == (AT_ONCE, "")
     for said in (75, 2**53):
         fast, problem = next_term(0, said, 0.0, 100.0)
-        assert fast == 0 and "more than it can have had (74)" in problem
+        assert fast == 0 and "above what a job of this age can reach (74)" in problem
 
 
 def test_a_hostile_spec_costs_its_job_alone(site: Site) -> None:
@@ -133,7 +133,7 @@ def test_a_hostile_spec_costs_its_job_alone(site: Site) -> None:
     site.tasks(task(0, "n1"), task(1))
     site.says(1, HELLO)
     assert site.observer.observe().elastic[100].job.restart == 1
-    for spec, word in ((2**53, "more than it can have had"), (0, "comes after 1")):
+    for spec, word in ((2**53, "above what a job of this age can reach"), (0, "is below 1")):
         site.says(1, HELLO, member(1, 0), spec=spec)
         assert site.observer.observe().elastic[100].job.restart == 1
         site.observer.observe()

@@ -91,10 +91,13 @@ def test_a_job_rests_longer_each_time_that_slurm_takes_blocks_of_it(
     [
         ({}, ""),
         ({"resizes_per_job": 4}, ""),
-        ({"resizes_per_job": 3}, "it was resized 3 times, and may be no more (limits.resizes_per_job)"),
-        ({"resizes_per_job": 0}, "it was resized 0 times, and may be no more (limits.resizes_per_job)"),
+        ({"resizes_per_job": 3}, "it was resized 3 times, as often as the site allows (limits.resizes_per_job)"),
+        ({"resizes_per_job": 0}, "it was resized 0 times, as often as the site allows (limits.resizes_per_job)"),
         ({"resizes_per_hour": 3}, ""),
-        ({"resizes_per_hour": 2}, "it was resized 2 times within an hour (limits.resizes_per_hour)"),
+        (
+            {"resizes_per_hour": 2},
+            "it was resized 2 times within an hour, as often as the site allows (limits.resizes_per_hour)",
+        ),
     ],
 )
 def test_a_job_is_resized_so_often_and_no_more(limits: dict[str, Any], words: str) -> None:

@@ -232,9 +232,9 @@ def test_what_a_strategy_holds_its_job_to_is_said() -> None:
     told = replace(RING.limits, batch_fixed=True, min_steps=5, exact=False, carries=("the residual",))  # type: ignore[type-var]
     assert [str(one) for one in described(told)] == [
         "ring runs on 2, 4, 6, 8 or 16 GPUs",
-        "ring keeps its batch now, at whatever size",
-        "ring takes 5 steps at least between two resizes",
-        "ring carries over a resize, besides model and optimizer: the residual; it starts again: nothing",
+        "ring keeps its present batch at every size",
+        "ring needs at least 5 steps between two resizes",
+        "ring keeps at a resize, besides model and optimizer: the residual; it resets: nothing",
         "ring trains a little differently on another number of GPUs",
     ]
 

@@ -106,7 +106,7 @@ def test_why_a_job_stays_below_a_leaf_switch_is_said() -> None:
     found = Ones().decide(wide, [alone], 9e4, seeded())
     assert found.allocations[1].shape.gpus == 16
     assert found.reasons[1].code == "within_switches"
-    assert "on 32 it would be below more" in str(found.reasons[1])
+    assert "32 GPUs would need more switches" in str(found.reasons[1])
     flat = Ones().decide(ClusterSpec(8, 4, network=Network(2, 4, 1.0)).view, [alone], 9e4, seeded())
     assert flat.allocations[1].shape.gpus == 32 and flat.reasons[1].code != "within_switches"
 
