@@ -161,7 +161,7 @@ Lower = Annotated[str, StringConstraints(to_lower=True, pattern=r"^[\w.@-]*$")]
 
 class GuestSettings(_Section):
     """Queue of guests. Guests are a job's blocks beyond the GPUs that its user asked for; Slurm preempts them for any
-    other job. A field that is empty stays as in the user's own queue. Nothing that a user writes chooses this queue."""
+    other job. An empty field keeps the value of the user's own queue. Nothing that a user writes chooses this queue."""
 
     qos: Lower = ""
     """QOS that Slurm preempts (preempt/qos). With an operator's companion, users need no access to it"""

@@ -476,9 +476,9 @@ def _joined(resize: ResizeRecord, array: WholeJob, seen: Membership | None) -> b
 
 
 def _training(resize: ResizeRecord, array: WholeJob, seen: Membership | None) -> set[int]:
-    """Return the tasks that train together: the live tasks of the newest membership, without joining blocks that Slurm
-    has restarted since. If there are none, return the running tasks that are not about to join. If there are some but
-    none runs, as when all wait for a restart, return all running tasks too."""
+    """Return the tasks that train together: those of the newest membership that are still live. Joining blocks that
+    Slurm has restarted since are left out. If no task remains, return the running tasks that are not about to join. If
+    none of the remaining tasks runs, as when all wait for a restart, return all running tasks too."""
     alive, running = {task: job for task, job in array.tasks.items() if is_alive(job)}, _running(array)
     starts = dict(zip(seen.blocks, seen.restarts, strict=False)) if seen is not None else {}
     same = {task for task in starts.keys() & alive if starts[task] == alive[task].restart}

@@ -31,8 +31,8 @@ from slurm_ones.policy.timeline import Filled, FreeTimeline, SpeedCurve, admitte
 UNMET = 4.0
 """Penalty for a job with a promise that lacks GPUs which it needs, as a multiple of the weight of all jobs."""
 FORCED = 0.01
-"""Fraction of its worth that a size keeps if a change to it does not repay its pause. So a job that must change takes
-the best of such sizes."""
+"""Fraction of a size's worth that still counts if the change to it does not repay its pause. So a job that must change
+takes the best size."""
 CONSIDERED = 8
 """Largest number of jobs considered for a promise in one decision. Jobs that were never refused come first."""
 SPARE = 0.03

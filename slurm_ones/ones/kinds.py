@@ -34,7 +34,7 @@ OFFERS = 6
 """Number of columns that each job offers to take in a trade, so that another job may take the GPUs that become free."""
 TRIED, CELLS = 16, 20_000
 """Largest number of offers that are tried, the cheapest first. With many jobs fewer are tried, so that at most `CELLS`
-cells of `worth` are visited. (With many jobs, prices come close to the best without trades.)"""
+cells of `worth` are visited; prices then come close to the best without trades."""
 LEAST = 1e-9
 """Smallest gain that counts, as a fraction of the total worth."""
 
@@ -44,7 +44,7 @@ def assign(worth: Floats, sizes: Ints, kind: Ints, gpus: Ints, current: Ints) ->
 
     `worth` (J, U) is -inf at a column that the job may not have. Column u takes `sizes[u]` GPUs of the kind `kind[u]`;
     in column 0 the job waits. `gpus` (K,) is the number of GPUs of each kind. The present columns `current` (J,) must
-    fit. The result is worth at least as much as they are.
+    fit. The result is worth at least as much as the present columns.
     """
     used = np.zeros((len(sizes), len(gpus)), dtype=np.int64)
     used[np.arange(1, len(sizes)), kind[1:]] = sizes[1:]

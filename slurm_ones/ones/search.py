@@ -56,7 +56,7 @@ class OnesOptions:
     mutation: float = 0.3
     """Probability that a job of a candidate changes its size. On average at most four jobs of a candidate do."""
     goodput: bool = True
-    """True to count progress; False to count samples, as ONES does."""
+    """True to maximise progress (goodput); False to maximise throughput, as ONES does."""
     completion_prices: bool = True
     """True to value progress by the price of a GPU at the time when the job will end; False to use today's price."""
     expect: bool = True
@@ -119,7 +119,7 @@ STEADY = 0.97
 UNKNOWN_S = 600.0
 """Remaining time, in seconds, that is assumed for a job of unknown speed."""
 ENOUGH = 0.9995
-"""Fraction of the upper bound on a candidate's worth at which the search ends."""
+"""Fraction of the upper bound on the worth of a candidate. The search ends when the best candidate reaches it."""
 ROUNDS = 6
 """Number of rounds of local search for each candidate."""
 

@@ -17,7 +17,7 @@ from slurm_ones.policy.contract import ClusterView, Ints, Limits, SizeRule
 ANY_QUANTUM = 2**62
 """Upper bound of a quantum. It is larger than any batch, so that a job with this quantum has no valid batch."""
 EVERY_COUNT = 16
-"""Number of nodes up to which every number of whole nodes is a size."""
+"""Number of nodes up to which a job may have any number of whole nodes. Above it, valid sizes are further apart."""
 GROWTH = 1.25
 """Ratio of successive sizes above `EVERY_COUNT` nodes."""
 

@@ -147,7 +147,7 @@ class Tables:
     uncertainty: Floats
     """(J, U) relative standard deviation of `speed`."""
     kind: Ints
-    """(U,) number of each column's kind of GPU in `ClusterView.kinds`; -1 for column 0. Within a kind, `sizes`
+    """(U,) index in `ClusterView.kinds` of each column's kind of GPU; -1 for column 0. Within a kind, `sizes`
     ascend."""
 
 

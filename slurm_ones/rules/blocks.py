@@ -125,8 +125,8 @@ def members_of(history: JobHistory | None) -> tuple[int, ...]:
 
 
 def returning_guests(elastic: Elastic, members: Collection[int]) -> list[int]:
-    """Return the guests among `members` that Slurm may start again, and that join then: they are ending, or wait
-    without a hold."""
+    """Return the guests among `members` that are ending, or wait without a hold. Slurm may start them again, and then
+    they join."""
     guests = (job for job in elastic.job.blocks if elastic.job.is_guest(job))
     again = (job for job in guests if job.completing or (job.pending and not job.held))
     return [task for job in again if (task := task_of(job)) in members]

@@ -115,7 +115,7 @@ class CapUse:
         self.count(job_id, max(gpus, self._have.get(job_id, 0)))
 
     def hindering(self, job_id: int, gpus: int, due: int) -> Cap | None:
-        """Return the first cap that forbids the job to have `gpus` GPUs while all other jobs have those counted; None
+        """Return the first cap that forbids the job to have `gpus` GPUs, given those counted for all other jobs; None
         if no cap does. Only strict caps forbid `due` GPUs or fewer."""
         more = gpus - self._have.get(job_id, 0)
         for place in self._of.get(job_id, ()):

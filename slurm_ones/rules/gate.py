@@ -166,7 +166,8 @@ class JobRules:
     going: tuple[int, ...] = ()
     """Tasks of the blocks that must be replaced, the most urgent first."""
     renewal: Moves | None = None
-    """New base blocks that the job needs, for which Slurm preempts guests; None if it needs none."""
+    """New base blocks that the job needs, and the blocks that they replace; None if it needs none. Slurm preempts
+    guests for them."""
     staying: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     """Tasks of the blocks that stay, for each size that the job can reach by blocks that leave."""
     settled: bool = False

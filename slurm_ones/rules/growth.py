@@ -50,7 +50,8 @@ _ROOM = re.compile(r"$|None$|Resources|Priority|Reservation$|ReqNodeNotAvail(?!.
 dependency, a begin time, a user's own limit, missing hardware."""
 _LIMIT = re.compile(r"(AssocGrp)|(QOSGrp|Max\w+PerAccount)|(Licenses)")
 _SHARED = {1: "account", 2: "qos", 3: "licenses"}
-"""Field of a job whose value names the shared limit, by the group of `_LIMIT` that matches Slurm's reason."""
+"""Field of a job that names its limit: account, QOS or licences. The keys are the groups of `_LIMIT`, one of which
+matches Slurm's reason."""
 
 
 @dataclass(frozen=True)
@@ -117,8 +118,8 @@ class Piece(NamedTuple):
         return sum(one.gpus for one in self.held.values()) - self.keeps.gpus
 
     def kept(self, wanted: Mapping[str, int]) -> list[str]:
-        """Return the nodes that a plain job keeps. `wanted` ranks the nodes that the pending job needs; nodes of higher
-        rank are kept last."""
+        """Return the nodes that a plain job keeps: first nodes that `wanted` does not name, then those of lowest rank
+        in it. `wanted` ranks the nodes that the pending job needs."""
         return sorted(self.held, key=lambda name: (wanted.get(name, 0), name))[: self.keeps.nodes]
 
     def gives(self, wanted: Mapping[str, int]) -> Iterator[tuple[str, Resources]]:

@@ -122,9 +122,11 @@ class GpuPool:
         return self.free.take(shape, only=self._kinds.nodes(kind))
 
     def set_aside(self, waiting: Sequence[WaitingStart]) -> set[int]:
-        """Keep GPUs, free now or soon, for jobs that are to start: first for those that earlier ticks reshaped, then
-        for `waiting`. Return the ids of the jobs for which too few remain. Return no ids if a requeue is open, since it
-        is unknown which GPUs that frees."""
+        """Keep GPUs, free now or soon, for jobs that are about to start: first for those that earlier ticks reshaped,
+        then for `waiting`. Return the ids of the jobs for which too few GPUs remain.
+
+        If a requeue is open, return no ids, since it is unknown which GPUs the requeue frees.
+        """
         after = self.free.trial()
         after.give(self._given)
         without = {

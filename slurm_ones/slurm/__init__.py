@@ -1,1 +1,1 @@
-"""The only door to Slurm."""
+"""All access to Slurm: its data, the clients and the parsers."""

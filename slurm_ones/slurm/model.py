@@ -35,7 +35,7 @@ _FEATURE = re.compile(r"[^&,()\[\]\s]+")
 
 
 class Task(NamedTuple):
-    """A task of a job array, as Slurm's commands take it."""
+    """A task of a job array, as Slurm's commands name it."""
 
     array: int
     """Job id of the array, as sbatch returned it."""
