@@ -75,7 +75,7 @@ class Backend(Protocol):
         return True
 
     def stamp(self) -> object:
-        """Return a value that changes with each write to the database, without a query; None if none is known now."""
+        """Return a value that changes with each write to the database, found without a query; None if it is unknown."""
         return None
 
     def engine(self, mode: Mode) -> Engine:
@@ -91,7 +91,7 @@ class Backend(Protocol):
     def back_up(self, revision: str) -> str | None:
         """Copy the whole database before its schema `revision` is upgraded. Return the path of the copy.
 
-        None means that no copy was made: of a database on a server, the admin makes it.
+        None means that no copy was made: databases on a server are copied by the admin.
         """
         return None
 
@@ -100,7 +100,7 @@ class Backend(Protocol):
         return []
 
     def insert(self, table: Table) -> Any:
-        """Return SQLAlchemy's INSERT for this kind of database, which can say `on_conflict_do_nothing` and the like."""
+        """Return SQLAlchemy's INSERT for this kind of database, which has methods such as `on_conflict_do_nothing`."""
 
     def add_rows(self, connection: Connection, table: Table, rows: Sequence[Sequence[Any]]) -> None:
         """Insert many rows as fast as the driver can. If a row's key is stored already, the stored row stays.

@@ -272,7 +272,7 @@ class DecisionStore(Transactions):
         """Store which tasks are held after a resize by blocks, since Slurm preempted them or may do so. Return the
         resize.
 
-        `let_go` are the tasks that were held for the resize, and still are not held again.
+        `let_go` lists the tasks that were held for the resize and are not held now.
         """
         before = self._resize(connection, resize_id)
         return self._changed(connection, before, replace(before, preempted=tuple(tasks), let_go=tuple(let_go)))

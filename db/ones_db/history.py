@@ -114,7 +114,8 @@ class CachedJob:
 
 MIXED = Shape(-1, -1)
 MARGIN = 0.1
-"""Share of a sample that may lie before a change of blocks, because the times of both are read at different moments."""
+"""Share of a sample that may lie before a change of blocks: the clock is read at slightly different moments for
+both."""
 
 
 def size_of(member: MembershipRecord) -> Shape:

@@ -153,8 +153,7 @@ class Lock(Protocol):
         """
 
     def held(self, *, write: bool = False) -> AbstractContextManager[Connection]:
-        """Context of a transaction for the lock's holder. Raises `NotLeader` if this process is not it, and
-        `StoreError`."""
+        """Context of a transaction for the lock's holder. Raises `NotLeader` if this process is not the holder."""
 
     def release(self) -> None:
         """Release the lock if this process holds it; raise no error."""

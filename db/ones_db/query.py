@@ -121,8 +121,8 @@ def parameters_of(sql: str) -> dict[str, str]:
 def view_query(name: str, where: Sequence[str] = (), columns: Sequence[str] = ()) -> str:
     """Return SQL that reads these columns of a view, or all of them.
 
-    For each column in `where`, only rows are returned in which it equals the parameter of the same name. Raises
-    `QueryError` if there is no such view or column.
+    Each column in `where` must equal the parameter of the same name. Raises `QueryError` if there is no such view or
+    column.
     """
     if name not in VIEWS:
         raise QueryError(f"no view is called {name!r}; there are {listed(VIEWS, name)}")

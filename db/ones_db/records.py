@@ -345,7 +345,7 @@ class JobHistory:
     switch_s: float | None = None
     """Mean pause of the last few changes of blocks that the companion ordered, in seconds; None if unknown."""
     join_s: float | None = None
-    """Mean pause of those of the last few ordered changes in which blocks joined, in seconds; None if unknown."""
+    """Mean pause of the last few ordered changes in which blocks joined, in seconds; None if unknown."""
     changes_without_effect: int = 0
     """Number of ordered changes of blocks in a row, up to the newest, that left as many GPUs on as many nodes or more.
     """

@@ -233,9 +233,8 @@ class ReportStore(Transactions):
     def add_reports(self, connection: Connection, looks: Sequence[RunReports]) -> None:
         """Store new reports of runs, and how far their files are read. `looks` has each run at most once.
 
-        Reports that are stored already are left out, by their numbers. A position in a file never goes back. A row is
-        added for a run that no snapshot has shown. All is one transaction, so a tick needs one commit for any number of
-        jobs.
+        Reports whose numbers are stored already are left out. A position in a file never goes back. A row is added for
+        a run that no snapshot has shown. All is one transaction, so a tick needs one commit for any number of jobs.
         """
         jobs = _jobs(connection, self._cluster, {look.job_id for look in looks})
         _set_specs(connection, jobs, {look.job_id: look.spec for look in looks if look.spec is not None})

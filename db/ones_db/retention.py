@@ -1,9 +1,9 @@
 """Retention: combines old samples into longer ones and deletes old details, in many small transactions.
 
 A combined sample replaces several. It has the sum of their samples and seconds, the mean of loss, noise and use of
-GPUs, and the largest memory. Position, progress, time and number are those of the last one. So queries and views can
-read both kinds alike. The newest few samples of each run and batch are not combined, since `ones_db.history` reads them
-for learning.
+GPUs, and the largest memory. Position, progress, time and number are those of the last one. So queries and views treat
+combined and single samples alike. The newest few samples of each run and batch are not combined, since
+`ones_db.history` reads them for learning.
 """
 
 from __future__ import annotations

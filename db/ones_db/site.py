@@ -196,7 +196,7 @@ class PastJob(NamedTuple):
 
 SAME_JOB_S = 86_400.0
 """Longest time between two records of the same job, in seconds. Records with the same id that are further apart are of
-two jobs. Slurm requeues an ended job only within less time, and uses an id again only after far more."""
+two jobs. Slurm requeues an ended job only sooner than this, and reuses an id only much later."""
 
 SAME_START_S = 5.0
 """Most seconds by which the start of a task may differ between slurmctld and accounting."""

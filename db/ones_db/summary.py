@@ -50,7 +50,7 @@ class SummaryStore(Transactions):
     def job_summaries(self, job_ids: Sequence[int] | None = None, *, ended: int | None = None) -> list[JobSummary]:
         """Return a line for each of these jobs, or for all that a companion has seen, in order of submission.
 
-        With `ended`, only this number of ended jobs are returned, the newest. So the cost does not grow with the
+        With `ended`, at most this number of ended jobs are returned: the newest. So the cost does not grow with the
         history.
         """
         if job_ids is not None:

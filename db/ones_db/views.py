@@ -112,7 +112,7 @@ def spelled(sql: str, dialect: str) -> str:
 def end_of(run: str, job: str) -> str:
     """Return SQL for the end of a run (an alias of runs) of a job (an alias of jobs); null while it runs.
 
-    If a requeued run's end is unknown, it is the run's newest report.
+    If the end of a requeued run is unknown, the time of its newest report takes its place.
     """
     reported = f"COALESCE({run}.report_time, {run}.start_time)"
     return f"COALESCE({run}.end_time, CASE WHEN {job}.restart > {run}.restart THEN {reported} END, {job}.end_time)"
@@ -122,8 +122,8 @@ END = end_of("r", "j")
 
 UNTIL = f"""COALESCE({END}, latest(r.start_time, COALESCE(r.report_time, r.start_time),
         COALESCE((SELECT MAX(look.time) FROM decisions look WHERE look.cluster_id = j.cluster_id), r.start_time)))"""
-"""SQL for the time until which a run r of a job j counts: its end, or else its newest report or the companion's last
-decision, if that is later. It is not the present time, because the database may be a copy, or its companion may have
+"""SQL for the time until which a run r of a job j counts: its end; without an end, the later of its newest report and
+the companion's last decision. It is not the present time, because the database may be a copy, or its companion may have
 stopped."""
 
 BEGAN = "latest(r.start_time, j.submit_time)"
@@ -184,7 +184,7 @@ M_BEGAN = f"""CASE WHEN
             OR EXISTS (SELECT 1 FROM memberships n WHERE n.run_id = m.run_id AND n.number < m.number)
         THEN latest(m.time, {BEGAN}) ELSE {BEGAN} END"""
 """SQL for the time from which a membership m of a run r of a job j counts: its start. The run's first membership counts
-from the start of the run. In a user's file, the earliest membership may not be the first."""
+from the start of the run. A user's file may lack the first membership."""
 
 M_UNTIL = f"earliest(COALESCE({M_AFTER}, {UNTIL}), {UNTIL})"
 
@@ -241,7 +241,7 @@ OF_SIZES = {
     "replica_bytes": "bytes that a rank sends in its replica in an optimizer step, for each sample of the local batch",
     "data_bytes": "bytes that a rank sends to other replicas in an optimizer step",
 }
-"""Meaning of each number that a strategy has for a number of GPUs, by its name in the column `limits` of a job."""
+"""Meaning of each number in a strategy's limits at one number of GPUs, by its name in the column `limits` of jobs."""
 
 
 def replicas(limits: StrategyLimits | None, gpus: int) -> int:

@@ -156,7 +156,8 @@ def _directive(number: int, rest: str, options: dict[str, tuple[int, str]]) -> I
 
 
 def options_in(words: list[str]) -> Iterator[tuple[str, str]]:
-    """Yield (option's long name, value) for each of sbatch's arguments. Words that are no options come as options."""
+    """Yield (option's long name, value) for each of sbatch's arguments. Any other word is yielded as if it were an
+    option."""
     while words:
         word = words.pop(0)
         name, equals, value = word.partition("=")

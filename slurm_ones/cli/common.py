@@ -181,7 +181,8 @@ def published_for(settings: Settings) -> Path | None:
 
 
 def store_of_reader(settings: Settings, *, named: bool = False) -> Store:
-    """Open the job database for reading, or the file that the companion published for this user if the user may not.
+    """Open the job database for reading. A user who may not read it gets the file that the companion published for
+    them.
 
     If the command line names the database (`named`), no file replaces it. Raises `NotSeenYet` if there is neither.
     """

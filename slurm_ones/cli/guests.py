@@ -222,7 +222,7 @@ def _qos_of_guests(site: GuestSite, guest: PreemptedQos, set_it: str) -> Iterato
 def _grace(site: GuestSite, grace_s: float) -> tuple[str, str, int] | None:
     """Return None if the grace time suffices; else (its setting, why it is too short, recommended seconds).
 
-    Recommended are 1.5 times the slowest checkpoint.
+    The recommendation is 1.5 times the slowest checkpoint.
     """
     job_id, checkpoint_s = site.checkpoint or (0, 0.0)
     if grace_s and grace_s >= checkpoint_s:
@@ -261,10 +261,10 @@ def _by_partition(site: GuestSite, home: str, name: str, lent: Collection[str]) 
 
 
 def _preempted_too(site: GuestSite, base: Partition, tier: int, lent: Collection[str]) -> Iterator[SiteFinding]:
-    """Check that no jobs but guests are preempted once partition `base` has this PriorityTier.
+    """Check that only guests are preempted once partition `base` has this PriorityTier.
 
-    Jobs of partitions with a lower tier on the same nodes would be, unless their PreemptMode is OFF. A partition
-    without a PreemptMode has that of slurm.conf.
+    Slurm would preempt jobs of other partitions with a lower tier on the same nodes, unless their PreemptMode is OFF. A
+    partition without a PreemptMode has that of slurm.conf.
     """
     over = [one for one in site.partitions.values() if one.name not in lent and one.node_set & base.node_set]
     tiers = {one.name: tier if one.name == base.name else one.tier for one in over}

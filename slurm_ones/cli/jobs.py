@@ -127,7 +127,7 @@ def _alive(live: Live) -> list[JobSummary]:
 
 
 def _in_states(live: Live, slurm: Mapping[int, WholeJob]) -> Live:
-    """Return the same jobs with state and shape as in `slurm`, if they are in it."""
+    """Return the same jobs. Those that are in `slurm` get their state and shape from it."""
     jobs = []
     for one in live.jobs:
         job = _as_in(slurm, one.job)
@@ -137,7 +137,7 @@ def _in_states(live: Live, slurm: Mapping[int, WholeJob]) -> Live:
 
 
 def _as_in(slurm: Mapping[int, WholeJob], job: JobSummary) -> JobSummary:
-    """Return the job with the state and shape that it has in `slurm`, if it is in it.
+    """Return the job with its state and shape in `slurm`; unchanged if it is not there.
 
     A running job of blocks keeps its reported shape, since a block counts only once it trains.
     """

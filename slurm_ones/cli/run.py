@@ -57,7 +57,7 @@ step."""
 RETRY_S = 30.0
 """Seconds between a service's tries to reach controller or database."""
 SPARE_S = 30.0
-"""Seconds that systemd allows in addition when the service stops: for a running command and the database."""
+"""Seconds for which systemd is asked in addition when the service stops: for a running command and the database."""
 
 
 def _read_settings(config: Path | None, database: str, act: bool | None, own: bool) -> Settings:

@@ -23,8 +23,7 @@ PAGE = Path("elasticity.html")
 SINCE = "30d"
 """Default of the option `--since`."""
 CROWDED = 0.7
-"""Share of the cluster's GPUs below which the most that jobs held at once is suspicious: the trace may be another
-cluster's."""
+"""Share of the cluster's GPUs. If jobs never held more than this at once, the trace may be another cluster's."""
 
 
 @command

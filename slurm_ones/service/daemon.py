@@ -25,7 +25,7 @@ PING_S = 10.0
 
 
 class Stop(Protocol):
-    """Request to stop, with a wait that it ends: a `threading.Event`, or the simulator's in virtual time."""
+    """Request to stop, for which `Daemon.run` can wait: a `threading.Event`, or the simulator's in virtual time."""
 
     def is_set(self) -> bool: ...
 

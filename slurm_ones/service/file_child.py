@@ -37,8 +37,8 @@ WAIT_S = 0.5
 SHARE = 0.05
 """Seconds by which the budget `WAIT_S` refills each second."""
 QUICK_S = 0.02
-"""Wait for an answer that is always granted, in seconds, even if the budget `WAIT_S` is used up. It is not granted if
-the user's own budget (`OF_ONE_S`) is used up too."""
+"""Shortest wait for an answer, in seconds, even if the budget `WAIT_S` is used up. If the user's own budget
+(`OF_ONE_S`) is used up, the wait is `LEAST_S`."""
 OF_ONE_S, OF_ONE_SHARE, LEAST_S = 5.0, 0.5, 0.002
 """Budget of waiting for one user, in seconds, quick answers included; and the seconds by which it refills each second.
 `LEAST_S` of each wait is not charged. Once the budget is used up, each wait lasts only `LEAST_S`."""

@@ -271,8 +271,8 @@ class Metrics:
                 self._of("resizes", *who, way, state.value)
 
     def _hold(self, tick: Tick, whose: Mapping[int, Who]) -> None:
-        """Count the GPU-seconds that jobs held since the last tick. A gap longer than `LATE` intervals counts as that
-        long."""
+        """Count the GPU-seconds that jobs held since the last tick. A gap of more than `LATE` intervals counts as
+        `LATE`."""
         seen = tick.observation.snapshot.time
         since, self._seen = self._seen, seen
         if since is None:
@@ -293,7 +293,7 @@ class Metrics:
                 self._of(name, *who).inc(gpu_s)
 
     def _refused(self, tick: Tick) -> dict[int, str]:
-        """Return the code of the reason for each job that keeps its size, by job id. Count each reason that is new to
+        """Return the code of the reason for each job that keeps its size, by job id. Count a reason when it is new for
         its job."""
         given = {id_: why.code for one in tick.decided for id_, why in one.schedule.reasons.items()}
         before, self._causes = self._causes, {}
@@ -345,8 +345,8 @@ class Metrics:
             self._later.append(((name, *labels), self._of(name, *labels)))
 
     def _time_of(self, resize: ResizeRecord, who: Who, phases: Mapping[str, float]) -> None:
-        """Record the duration of a resize and of its phases. A phase counts as at most the whole, whatever the job
-        reports."""
+        """Record the duration of a resize and of its phases. A phase counts as no longer than the resize, whatever is
+        reported."""
         way = _way(resize)
         lasted = max((resize.ended or resize.started) - resize.started, 0.0)
         self._of("resize_phase_seconds", *who, way, TOTAL).observe(lasted)

@@ -47,7 +47,7 @@ KINDS: dict[str, EventKind] = {
 }
 """Kind of event for the codes of reasons that are events."""
 AS_ASKED = frozenset({"resize_off", "fused", "other_user", "site_acts", "owner_acts", "accounting_only", "opted_out"})
-"""Codes of refusals that are no events, since a user or the site wants them."""
+"""Codes of refusals that are no events, because a user or the site asked for them."""
 
 
 class Notice(NamedTuple):
@@ -118,8 +118,8 @@ class Happenings:
 
 
 def _reasons(tick: Tick) -> Iterator[tuple[int, EventKind, Reason]]:
-    """Yield (job id, kind, reason) for each job that is not resized, if one of its reasons is an event: the first
-    such."""
+    """Yield (job id, kind, reason) for each job that is not resized and has a reason that is an event: the first
+    one."""
     given = {id_: why for one in tick.decided for id_, why in one.schedule.reasons.items()}
     for job_id, one in tick.observation.elastic.items():
         if one.refusal is not None:

@@ -76,7 +76,7 @@ def _natural(name: str) -> list[tuple[int, str]]:
 def read_live(store: Store, also: Collection[int] = (), *, only: Collection[int] = (), whole: bool = False) -> Live:
     """Return the jobs that have not ended and the last `ENDED` ended ones, or all ended ones if `whole`.
 
-    The jobs `also` are returned too. If `only` is given, only these jobs are. Raises `StoreError`.
+    The jobs `also` are added. If `only` is given, no other jobs are returned. Raises `StoreError`.
     """
     with store.one_moment():
         jobs = store.job_summaries(sorted(only)) if only else store.job_summaries(ended=None if whole else ENDED)

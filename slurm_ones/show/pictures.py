@@ -30,7 +30,7 @@ MOST_SHAPES = 4_000
 """Most shapes that are drawn one per size. Beyond it, each job is one shape, whose size is sampled at equal
 intervals."""
 FEWEST_INTERVALS = 24
-"""Fewest such intervals, however many jobs run at once."""
+"""Fewest intervals at which sizes are sampled, however many jobs run at once."""
 NAMED = 12
 """Most jobs, users or partitions in a legend: those with the most GPU time."""
 WIDE, HIGH = 0.05 * WIDTH, 0.08 * HEIGHT

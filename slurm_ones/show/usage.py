@@ -181,7 +181,7 @@ STEPS = " ▁▂▃▄▅▆▇█"
 
 
 def bar(value: float, most: float, width: int = BAR) -> str:
-    """Return a bar of text, as long as `value` in proportion to `most`, whose bar has `width` characters."""
+    """Return a bar of text. Its length is `width` characters times `value` / `most`."""
     return "█" * round(width * max(min(value / most, 1.0), 0.0)) if most > 0 else ""
 
 
