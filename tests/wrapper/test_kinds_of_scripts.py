@@ -105,7 +105,7 @@ def scripted(text: str, path: Path) -> None:
     runpy.run_path(str(path), run_name="__main__")
 
 
-SECOND, CUT, EVERYWHERE = "a second DataLoader", "data is cut by rank and world size", "is made by all ranks"
+SECOND, CUT, EVERYWHERE = "a second DataLoader", "data is cut by rank and world size", "is called on all ranks"
 HOOKED, DRAWN = "a hook on a parameter's gradient", "data is drawn (train.py:"
 COUNTER, COLLECTED, EMPTIED = "counts from 0 again", "history (train.py:", "is open for writing from its beginning"
 
@@ -276,7 +276,7 @@ def test_an_early_stop_long_after_a_signal_is_the_end(ranks: int, capfd: pytest.
     """Protects a finished training from going on at its next start, since a handler was called epochs before."""
     put, log = logged(stops_long_after_a_signal, capfd, ranks)
     assert put == [20] * (ranks + 1)
-    assert "the next start trains on" not in log
+    assert "the next start continues it" not in log
 
 
 def freezes_in_an_evaluation() -> None:

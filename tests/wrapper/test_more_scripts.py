@@ -66,7 +66,7 @@ def test_a_handler_that_notes_a_signal_ends_no_training(ranks: int, capfd: pytes
 
     put, log = logged(body, capfd, ranks)
     assert len({*put[:ranks]}) == 1 and put[0] < 10 and put[-1] == 10
-    assert log.count("the next start trains on") == 1
+    assert log.count("the next start continues it") == 1
 
 
 def test_a_handler_is_called_after_the_checkpoint_of_a_stop() -> None:
@@ -448,7 +448,7 @@ def only_first(how: str) -> None:
 def test_what_all_ranks_do_on_one_is_said(how: str, call: str, capfd: pytest.CaptureFixture[str]) -> None:
     """Protects a job of one GPU from a hang at its first resize."""
     _, log = logged(partial(only_first, how), capfd)
-    assert log.count("is made under a condition on the rank") == bool(call)
+    assert log.count("is called under a condition on the rank") == bool(call)
     assert not call or re.search(rf"{call}.* \(test_more_scripts.py:\d+\)", log), log
 
 

@@ -208,7 +208,7 @@ def test_what_cannot_be_is_said(name: str) -> None:
 
 
 def test_all_that_is_carried_comes_at_once() -> None:
-    with pytest.raises(testing.RankFailed, match="give all that training carries at once"):
+    with pytest.raises(testing.RankFailed, match="give all objects with a state in one call"):
         testing.run(again)
 
 

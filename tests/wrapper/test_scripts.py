@@ -328,7 +328,7 @@ def unfreezes() -> None:
     ("body", "why"),
     [
         pytest.param(inner, "gradients were not exchanged", id="a forward pass on the inner model"),
-        pytest.param(partial(ahead, 2, 20), "one batch ahead is the most", id="two batches ahead"),
+        pytest.param(partial(ahead, 2, 20), "only one batch can be fetched ahead", id="two batches ahead"),
         pytest.param(unfreezes, r"SGD\.add_param_group was called after job\.prepare", id="a group of parameters"),
     ],
 )
@@ -957,7 +957,9 @@ def test_a_batch_that_is_gathered_is_said_on_one_rank(capfd: pytest.CaptureFixtu
 
 def test_a_batch_of_uneven_shares_is_not_gathered() -> None:
     """Protects from what gloo and NCCL make of it: memory of others, an abort, a hang."""
-    with pytest.raises(testing.RankFailed, match=r"unequally many of this step \(\d here\): write ones.init\(shares"):
+    with pytest.raises(
+        testing.RankFailed, match=r"different numbers of them in this step \(\d here\): write ones.init\(shares"
+    ):
         testing.run(lambda: Gathering(5).walk(), ranks=2)
 
 

@@ -40,8 +40,9 @@ _entered: Entered | None = None
 """Group of ranks that was built before `init`; None otherwise."""
 
 TWICE = (
-    "init: a job is one training, and init was called before: a second one, another fold say, would go on from its "
-    "checkpoint. Give each fold a job of its own (`--array=0-4`, with SLURM_ARRAY_TASK_ID as the fold)"
+    "init: a job is one training, and init was called before: a second training, for example another fold, would "
+    "continue from its checkpoint. Give each fold a job of its own (`--array=0-4`, with SLURM_ARRAY_TASK_ID as the "
+    "fold)"
 )
 
 

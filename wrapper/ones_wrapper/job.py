@@ -38,7 +38,7 @@ from ones_wrapper.strategy import Strategy
 
 TWO = (
     "loader: a job trains on one dataset: to train on two, make one Dataset whose item holds a sample of each; to "
-    "evaluate on another take job.evaluate or an ordinary DataLoader"
+    "evaluate on another use job.evaluate or an ordinary DataLoader"
 )
 
 
@@ -247,7 +247,7 @@ class Job:
     def _wrap(self, exchange: Exchange, model: torch.nn.Module, options: dict[str, Any]) -> torch.nn.Module:
         if self._run.keeping.state is not None:
             raise RuntimeError(
-                "ddp, fsdp, exchange: give the job models before optimizers, with which the checkpoint is loaded"
+                "ddp, fsdp, exchange: give the job models before optimizers, with which it loads the checkpoint"
             )
         if self._run.sizes.uneven is not None:
             if not exchange.timed:
@@ -305,7 +305,9 @@ class Job:
         """Load the newest good checkpoint; return the optimizer and the others in the form to train with."""
         run = self._run
         if run.keeping.state is not None:
-            raise RuntimeError("prepare, register: the optimizer was given; give all that training carries at once")
+            raise RuntimeError(
+                "prepare, register: the optimizer was given before; give all objects with a state in one call"
+            )
         check_exchanged(model, run.loop.exchanges, run.group.world == 1 and run.sizes.spec.max_passes == 1)
         accumulation = Accumulation()
         schedules = Schedules(run.sizes.spec.base_batch, accumulation.due, run.group.gather)
@@ -442,7 +444,9 @@ class Job:
         """
         run = self._run
         if run.left:
-            raise RuntimeError("epochs: the script has left its loop before, which ended the training: write one loop")
+            raise RuntimeError(
+                "epochs: the script has left a loop over epochs before, which ended the training: write one loop"
+            )
         over = run.finished_before
         if not over:
             run.begin()
@@ -515,6 +519,8 @@ class Job:
         since only the request completes the step.
         """
         if self._run.loop.mid_step:
-            raise RuntimeError("checkpoint: the optimizer has stepped; call it at the top of the loop, or after it")
+            raise RuntimeError(
+                "checkpoint: the optimizer has stepped; call it before the step's backward pass, or after the loop"
+            )
         self._run.loop.first_steps.together("job.checkpoint")
         return self._run.keeping.save("that the script asked for", 0)

@@ -302,7 +302,7 @@ def stream() -> None:
     model = job.ddp(torch.nn.Linear(2, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     loader = job.loader(Stream())
-    with pytest.raises(TypeError, match="write the schedule for a number of steps"):
+    with pytest.raises(TypeError, match="choose the schedule's number of steps"):
         len(loader)
     schedulers: Any = {"one": lr.ConstantLR(optimizer), "two": lr.ExponentialLR(optimizer, 0.9)}
     optimizer, schedulers = job.register(model=model, optimizer=optimizer, scheduler=schedulers)

@@ -78,7 +78,7 @@ MISTAKES = {
     "a loader of a loader": Mistake(
         PREPARE, "loader = job.loader(DataLoader(data))\n", 1, "give it the dataset itself, not a DataLoader"
     ),
-    "two loaders": Mistake(PREPARE, PREPARE + LOADER, 1, "evaluate on another take job.evaluate or an ordinary"),
+    "two loaders": Mistake(PREPARE, PREPARE + LOADER, 1, "evaluate on another use job.evaluate or an ordinary"),
     "batch_size": Mistake(
         PREPARE, DDP + REGISTER + "job.loader(data, batch_size=4)\n", 1, "batch_size cannot be given; ones.init"
     ),

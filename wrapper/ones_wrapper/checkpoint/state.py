@@ -308,7 +308,7 @@ def differences(now: Content, rest: dict[str, Any], metadata: Metadata) -> list[
         if groups != here:
             found.append(
                 f"{path} has {groups} parameter groups in the checkpoint and {here} here: add all of them before "
-                "job.register, and freeze those for later after job.prepare or job.ddp"
+                "job.register, and freeze those that train later after job.prepare or job.ddp"
             )
     return found[:SHOWN] + ([f"and {len(found) - SHOWN} more"] if len(found) > SHOWN else [])
 

@@ -203,7 +203,7 @@ class Exchange(ABC):
         """Note an exchange of gradients, and return the present pass. Raises RuntimeError outside the loader's loop."""
         if self._part is None:
             raise RuntimeError(
-                "a backward pass outside the loader's loop: how many samples its gradients count is not known. Go by "
+                "a backward pass outside the loader's loop: the number of samples in its gradients is unknown. Use "
                 "`for epoch in job.epochs(): for batch in loader:`, without batches that were kept (itertools.cycle) "
                 "or that a thread fetches"
             )

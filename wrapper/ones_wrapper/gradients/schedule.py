@@ -38,11 +38,12 @@ UNWRAPPED = (
 )
 DIFFERS = (
     "{name} gives another rate at step {step} than at the checkpoint ({now:g} and {before:g} times the base rate): "
-    "write it in steps of len(loader), by nothing that changes with the GPUs, such as the number of processes"
+    "write it in steps of len(loader), without values that change with the GPUs, such as the number of processes"
 )
 MADE_OTHERWISE = (
-    "{name} is made with {key}={now!r:.60} here, and was with {before!r:.60} at the first start, which stays in force: "
-    "write schedules in steps of len(loader), by nothing that changes with the GPUs, such as the number of processes"
+    "{name} is made with {key}={now!r:.60} here, and was made with {before!r:.60} at the first start, which stays in "
+    "force: write schedules in steps of len(loader), without values that change with the GPUs, such as the number of "
+    "processes"
 )
 MADE = "ones:made"
 """Key in a scheduler's state for its state when the job's first start made it."""

@@ -119,7 +119,8 @@ class Control:
         if (requests := self.boundary.requests) is not None:
             requests.remove(STOP)
             log(
-                f"{STOP}: {'stopped for good' if saved else 'training goes on, since it would be lost; touch it again'}"
+                f"{STOP}: "
+                + ("stopped for good" if saved else "training goes on, since no checkpoint was written; touch it again")
             )
         if saved:
             self._leave("stopped", DONT_RESTART)

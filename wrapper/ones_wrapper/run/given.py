@@ -21,16 +21,16 @@ PARALLEL = (
     "inside it"
 )
 NOT_TOGETHER = (
-    "prepare: give {names} together with model and optimizer, whose checkpoint is loaded there: `model, optimizer, "
-    "scheduler = job.prepare(model, optimizer, scheduler)`"
+    "prepare: give {names} together with model and optimizer, since that call loads the checkpoint: `model, "
+    "optimizer, scheduler = job.prepare(model, optimizer, scheduler)`"
 )
 UNKNOWN = (
     "prepare: a {kind} is no model, optimizer, scheduler, Dataset or DataLoader, nor has it state_dict and "
     "load_state_dict. Give several things one by one, and samples in a list to job.loader(...)"
 )
 DICT = (
-    "prepare: the dict holds a {kind}: give what training uses one by one, and in a dict only plain values; several "
-    "by names of yours are for job.ddp and job.register"
+    "prepare: the dict holds a {kind}: give objects one by one, and only plain values in a dict; to name several "
+    "objects use job.ddp and job.register"
 )
 
 

@@ -24,19 +24,19 @@ from ones_wrapper.run.run import Run
 from ones_wrapper.script.ahead import UNCLEAR, AskedAhead
 
 AHEAD = (
-    "the loader was asked for a third batch before the first was trained on: asking for the next one ends a step, and "
-    "one batch ahead is the most. To fetch ahead give the loader num_workers=N and pin_memory=True; to leave batches "
-    "out on all ranks write `if job.any(bad): continue`"
+    "the loader was asked for a third batch before the first was trained on: requesting the next batch ends a step, "
+    "and only one batch can be fetched ahead. To fetch ahead give the loader num_workers=N and pin_memory=True; to "
+    "leave batches out on all ranks write `if job.any(bad): continue`"
 )
 USED_UP = (
-    "loader: epoch {epoch} is used up, and was asked for again: go by `for epoch in job.epochs():`, or end it with "
-    "job.epoch_end() before the next pass. An endless loop is `for epoch in job.epochs(): for batch in loader:` with "
-    "ones.init(epochs=0); count its steps by job.base_steps, which goes on after a resize. To evaluate on that data "
-    "take job.evaluate(dataset)"
+    "loader: epoch {epoch} is used up, and the script asks for more batches: use `for epoch in job.epochs():`, or end "
+    "the epoch with job.epoch_end() before the next pass. An endless loop is `for epoch in job.epochs(): for batch in "
+    "loader:` with ones.init(epochs=0); count its steps by job.base_steps, which continues after a resize. To evaluate "
+    "on that data use job.evaluate(dataset)"
 )
 OUTSIDE = (
-    "the loader is used outside job.epochs(){line}, so a resize begins the script's own count of epochs again: write "
-    "`for epoch in job.epochs():`"
+    "the loader is used outside job.epochs(){line}, so the script's own count of epochs begins again after a resize: "
+    "write `for epoch in job.epochs():`"
 )
 
 
@@ -76,8 +76,8 @@ class Loader:
         assert run.loop.feed is not None
         if not run.loop.feed.samples:
             raise TypeError(
-                "len(loader): the dataset has no length, so nobody knows how many steps an epoch takes. Give the "
-                "dataset a __len__, or write the schedule for a number of steps of your own"
+                "len(loader): the dataset has no length, so the number of steps in an epoch is unknown. Give the "
+                "dataset a __len__, or choose the schedule's number of steps yourself"
             )
         return base_steps(run.loop.feed.samples, run.sizes.spec.base_batch)
 

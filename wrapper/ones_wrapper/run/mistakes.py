@@ -24,8 +24,9 @@ def look_at(spec: Spec) -> None:
 
 
 UNSEEDED = (
-    "another launcher than ones-run started the ranks, so each hashes texts in its own way, and differently at each "
-    "start: set PYTHONHASHSEED=0 in the batch script, and seed what the script draws, or splits and classes differ"
+    "a launcher other than ones-run started the ranks, so each rank hashes texts differently, and so does each "
+    "start: set PYTHONHASHSEED=0 in the batch script, and seed what the script draws. Otherwise splits and classes "
+    "differ"
 )
 
 
@@ -35,32 +36,32 @@ def finished(epoch: int, epochs: int, left: bool) -> str:
     if left:
         done += ", where the script left job.epochs()"
     return (
-        f"this run is finished ({done}): raise epochs to train on, or set ONES_JOB_DIR to begin another training, with "
-        "another seed say"
+        f"this run is finished ({done}): raise epochs to train on, or set ONES_JOB_DIR to begin another training, for "
+        "example with another seed"
     )
 
 
 LEFT = (
-    "the script ended behind job.epochs(), which an error left that it caught: no last checkpoint was written, and a "
-    "restart trains again from the one before. Leave the loop by break"
+    "the script caught an error that left job.epochs(), and then ended: no last checkpoint was written, so a restart "
+    "trains again from the previous one. Leave the loop by break"
 )
 
 OTHERS_LEFT = (
-    "another rank left job.epochs(), so this one does, too: decide by a figure that all ranks have alike, as that of "
-    "job.mean"
+    "another rank left job.epochs(), so this one does, too: decide by a number that is equal on all ranks, such as a "
+    "result of job.mean"
 )
 SIGNALLED = (
-    "the script left job.epochs() after a signal, so the training is not taken for finished: the next start trains on. "
-    "A checkpoint at a signal, and the job's requeue, are ones-run's: the script need do nothing"
+    "the script left job.epochs() after a signal, so the training does not count as finished: the next start "
+    "continues it. The script need not write a checkpoint at a signal, or requeue the job: ones-run does both"
 )
 
 
 GROUPS_ADDED = (
     "{name}.add_param_group was called after job.prepare or job.register, so no checkpoint would fit the next start: "
-    "add all groups before, and freeze those for later after that (requires_grad_(False))"
+    "add all groups before, and then freeze those that train later (requires_grad_(False))"
 )
 HOLDS_NEXT = (
-    "blocks wait until the epoch ends to join or leave: the script asks for its next batch before it trains on the "
+    "blocks wait until the epoch ends to join or leave: the script requests its next batch before it trains on the "
     "present one{line}, and that batch is cut for the present ranks. Fetch ahead by num_workers=N instead"
 )
 NOT_STEPPED = (
@@ -77,6 +78,6 @@ def no_cuda(error: BaseException, device: str) -> str:
     if not any(words in text for words in ("not compiled with CUDA", "No CUDA GPUs", "Found no NVIDIA")):
         return ""
     return (
-        "the script asks for CUDA, and this rank has none: write job.device in place of 'cuda' and .cuda(), and look "
-        "whether the job asked for GPUs (--gres=gpu:N) and this torch is built for CUDA"
+        "the script asks for CUDA, and this rank has none: write job.device in place of 'cuda' and .cuda(), and check "
+        "that the job asked for GPUs (--gres=gpu:N), and that this torch is built for CUDA"
     )

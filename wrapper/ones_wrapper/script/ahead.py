@@ -13,9 +13,9 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 UNCLEAR = (
-    "two batches were asked for before the first backward pass{line}, and the inputs of the model show neither of "
-    "them: that is taken for fetching ahead. A script that leaves a batch out says so on all ranks: "
-    "`if job.any(bad): continue`"
+    "two batches were requested before the first backward pass{line}, and the model's inputs are from neither of "
+    "them: this is taken for fetching ahead. If the script leaves out a batch, it must do so on all ranks: `if "
+    "job.any(bad): continue`"
 )
 
 

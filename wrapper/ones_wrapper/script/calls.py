@@ -29,25 +29,25 @@ NAMES = ("all_gather", "all_gather_into_tensor", "all_gather_single", "gather", 
 _LIBRARIES = ("torch.distributed.fsdp", "torch.distributed.tensor", "torch.distributed.checkpoint", "ones_wrapper.")
 
 MAY = (
-    "{name}{line} gathers the samples of a batch. Ranks may have unequally many at another number of GPUs or "
-    "in an epoch's last step: write ones.init(shares='equal')"
+    "{name}{line} gathers the samples of a batch. Ranks may have different numbers of them at another number of "
+    "GPUs, or in an epoch's last step: write ones.init(shares='equal')"
 )
 EVALUATED = (
-    "{name}{line} gathers what job.evaluate gave, and ranks may have unequally many samples of it: pad it, take "
-    "all_gather_object, or put sums together by job.mean"
+    "{name}{line} gathers results of job.evaluate, and ranks may have different numbers of them: pad them, use "
+    "all_gather_object, or combine sums by job.mean"
 )
 CANNOT = (
-    "{name}{line} gathers the samples of a batch, and ranks have unequally many of this step ({samples} here): write "
-    "ones.init(shares='equal')"
+    "{name}{line} gathers the samples of a batch, and ranks have different numbers of them in this step ({samples} "
+    "here): write ones.init(shares='equal')"
 )
 SECOND = (
-    "a second DataLoader{line} feeds the training: each rank walks all of it, so more GPUs use its samples more often, "
-    "and a resize begins it again. Make one Dataset whose item holds a sample of each, `first[i], "
+    "a second DataLoader{line} feeds the training: each rank reads all of it, so more GPUs use its samples more "
+    "often, and it begins again after a resize. Make one Dataset whose item holds a sample of each, `first[i], "
     "second[random.randrange(len(second))]`: what an item draws stays the same at any number of GPUs"
 )
 EVERYWHERE = (
-    "{name}{line} is made by all ranks, which write one file at the same time: put it under `if job.rank == 0:`, or "
-    "name the file by job.rank"
+    "{name}{line} is called on all ranks, which write one file at the same time: put it under `if job.rank == 0:`, "
+    "or put job.rank into the file's name"
 )
 
 

@@ -38,21 +38,23 @@ FORGOTTEN_AT = 2
 """Step after which the script's objects are searched. By then the first turn of the loop has made its objects, too."""
 
 UNUSED = (
-    "the step{line} ended with gradients that no optimizer used: a script that accumulates by hand loses its place "
-    "when the job is resized, which waits until the optimizer has stepped. Write ones.init(batch=what one step takes, "
-    "max_local_batch=what one backward takes, max_accumulation_steps=N) and step in each turn of the loop"
+    "the step{line} ended with gradients that no optimizer used. If the script accumulates gradients by itself, a "
+    "resize waits until the optimizer has stepped, and the script's own count then begins again. Write "
+    "ones.init(batch=what one step takes, max_local_batch=what one backward takes, max_accumulation_steps=N) and "
+    "step in each turn of the loop"
 )
 PARTS = (
-    "the step{line} trained on its batch in several parts: ranks with another share would make fewer backward passes, "
-    "which is an error. Write ones.init(max_local_batch=what one part takes, max_accumulation_steps=N) in place of it"
+    "the step{line} trained on its batch in several parts: ranks with different shares would make different numbers "
+    "of backward passes, which is an error. Instead write ones.init(max_local_batch=what one part takes, "
+    "max_accumulation_steps=N)"
 )
 SKIPPED = (
-    "a turn of the loop{line} made no backward pass: on several GPUs the ranks wait for each other in it, so all or "
-    "none must skip: `if job.any(bad): continue`"
+    "a turn of the loop{line} made no backward pass. On several GPUs ranks wait for each other in the backward pass, "
+    "so all or none must skip: `if job.any(bad): continue`"
 )
 AVERAGE = (
-    "{name} is updated once a step, and a larger batch makes fewer: give it decay ** (job.batch / {batch}), or use "
-    "torch.optim.swa_utils.AveragedModel, which follows progress once it is registered"
+    "{name} is updated once a step, and a larger batch makes fewer steps: give it decay ** (job.batch / {batch}), or "
+    "use torch.optim.swa_utils.AveragedModel, which follows progress once it is registered"
 )
 _PACKAGES = {"torch", "lightning", "pytorch_lightning", "ones_wrapper", "transformers", "accelerate"}
 _KNOWN = _PACKAGES | sys.stdlib_module_names
@@ -68,7 +70,7 @@ FORGOTTEN = (
 )
 METHODS = (
     ". It needs state_dict and load_state_dict (a callback of the Trainer: ExportableState); a dict of tensors is "
-    "carried as it is"
+    "saved as it is"
 )
 COPY = (
     "a second {name} is not registered: if training changes it (an average, a target network), it begins again at each "
@@ -80,42 +82,43 @@ COUNTS = (
     "all ranks; count steps by job.base_steps, and draw by the global random generators"
 )
 EMPTIED = (
-    "{name} is open for writing from its beginning, so each start empties it: job.open({name!r}) goes on after a "
-    "resize, with the lines up to the checkpoint"
+    "{name} is open for writing from its beginning, so each start empties it: job.open({name!r}) continues the file "
+    "after a resize, with the lines up to the checkpoint"
 )
 RATE = (
-    "the script sets the learning rate at each step{line}, and no schedule is registered: take job.base_steps as the "
-    "iteration, since the script's own counts, and its place in an epoch, begin again at each resize"
+    "the script sets the learning rate at each step{line}, and no schedule is registered: use job.base_steps as the "
+    "iteration, since the script's own counts, and its position in an epoch, begin again at each resize"
 )
 TOGETHER = (
-    "{name}{line} is made under a condition on the rank: all ranks make it together, or those that do wait for the "
-    "others at another number of GPUs. Put only printing and files there; what one rank does by itself takes "
-    "job.unwrap(model)"
+    "{name}{line} is called under a condition on the rank. All ranks must call it together: at another number of "
+    "GPUs, ranks that call it would wait for the others. Put only printing and files there; to use the model on one "
+    "rank, take job.unwrap(model)"
 )
 GROWN = (
     "{name} of the model was made or changed after job.prepare or job.register, so no checkpoint would fit the next "
-    "start. Make it before, by a forward pass where a layer makes it, or register_buffer(..., persistent=False)"
+    "start. Make it before: by a forward pass if a layer makes it; or use register_buffer(..., persistent=False)"
 )
 OVER = (
     "{name}.load_state_dict was called after job.prepare or job.register{line}: once the job has a checkpoint of its "
-    "own, that checkpoint counts. Load weights before job.prepare, and leave out the script's own resume"
+    "own, that checkpoint is loaded instead. Load weights before job.prepare, and leave out the script's own resume"
 )
 HOOKED = (
-    "a hook on a parameter's gradient sees one rank's part of the batch{line}. What is not linear (clamp, norm) then "
-    "differs with the number of GPUs: change gradients after backward, under `if job.updates:`"
+    "a hook on a parameter's gradient sees one rank's part of the batch{line}. A nonlinear change (clamp, norm) then "
+    "depends on the number of GPUs: change gradients after backward, under `if job.updates:`"
 )
 CUT = (
-    "data is cut by rank and world size{line}: what a rank leaves out, none uses after a resize. Give job.prepare, "
-    "job.loader and job.evaluate the whole dataset or stream on all ranks; they cut it, at any number of GPUs"
+    "data is cut by rank and world size{line}: samples that a rank leaves out are used by no rank after a resize. "
+    "Give job.prepare, job.loader and job.evaluate the whole dataset or stream on all ranks; they cut it, at any "
+    "number of GPUs"
 )
 DRAWN = (
-    "data is drawn{line} after a seed by the rank: ranks would have other samples under the same numbers, and a resize "
-    "to several GPUs would end with an error. Draw data by one seed on all ranks, and seed by the rank after that, if "
-    "at all: the job gives each rank's steps numbers of their own"
+    "data is drawn{line} after a seed by the rank: ranks would have different samples under the same numbers, and a "
+    "resize to several GPUs would end with an error. Draw data with one seed on all ranks, and seed by the rank only "
+    "after that, if at all: the job seeds each rank's steps differently"
 )
 COUNTER = (
     "`{test}`{line} counts from 0 again after a resize, and in a new block, while other ranks are further on. So it "
-    "holds at other steps, or on some ranks only: take job.progress.step, which is the same on all ranks, and for "
+    "is true at other steps, or on some ranks only: use job.progress.step, which is the same on all ranks, and for "
     "shorter epochs a smaller dataset"
 )
 _FEW = 100

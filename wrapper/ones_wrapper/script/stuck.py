@@ -26,7 +26,7 @@ LOOKS = 60
 pause for tens of seconds."""
 STILL_S = 4.0
 """Seconds without progress after which a rank writes its counts, or three times its step time if that is longer."""
-ALL = "All ranks must make the same ones: skip on all or on none of them, `if job.any(bad): continue`"
+ALL = "All ranks must make equally many: skip on all ranks or on none, `if job.any(bad): continue`"
 UNEQUAL = (
     "rank {mine.rank} made {fewer} backward pass(es) fewer than rank {other.rank} by step {mine.steps}, so the ranks "
     "wait for each other: it is{mine.line}, rank {other.rank}{other.line}. " + ALL
@@ -37,7 +37,7 @@ def fewer_passes(rank: int, fewer: int) -> str:
     """Return the error at a step boundary if ranks began different numbers of exchanges. `fewer` is the number that
     this rank is short of; 0 if another rank is."""
     if not fewer:
-        return "another rank made fewer backward passes than this one: it says where"
+        return "another rank made fewer backward passes than this one: see that rank's message"
     return (
         f"rank {rank} made {fewer} backward pass(es) fewer than others up to this step{line()}, so gradients of "
         f"different steps were averaged. {ALL}"
@@ -67,9 +67,9 @@ _WAITS = (
 )
 """Ends of the paths of the files in whose functions a rank waits for others."""
 APART = (
-    "rank {mine.rank} waits{mine.line} for other ranks, and rank {other.rank} elsewhere{other.line}: what all ranks do "
-    "together (job.evaluate, job.mean, job.checkpoint, the end of job.epochs(), a forward pass with buffers) stands "
-    "under no condition on the rank. What one rank does by itself takes job.unwrap(model)"
+    "rank {mine.rank} waits{mine.line} for other ranks, and rank {other.rank} elsewhere{other.line}: calls that all "
+    "ranks make together (job.evaluate, job.mean, job.checkpoint, the end of job.epochs(), a forward pass with "
+    "buffers) must not depend on the rank. To use the model on one rank, take job.unwrap(model)"
 )
 Counts = tuple[int, int, int, float]
 """(completed steps, exchanges begun, exchanges in completed steps, seconds of a step)."""
