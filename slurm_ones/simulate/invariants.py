@@ -26,7 +26,7 @@ preempted."""
 def violations(world: World, store: Store) -> list[str]:
     """Return a description of each failed check.
 
-    Jobs may end by their time limit or by a node's failure.
+    A job that ends by its time limit or by a node's failure is no violation.
     """
     return [*_lost(world), *misplaced(world, world.trainings), *_disagreements(world, store), *_skipped(world)]
 

@@ -56,9 +56,9 @@ class _OracleJob:
     mechanism: Mechanism
     batch: int = 0
     shape: Shape | None = None
-    """Shape of the job, from the beginning of a change on the new one; None without GPUs."""
+    """Shape of the job; during a change, the new shape. None without GPUs."""
     target: dict[str, int] | None = None
-    """GPUs on each node after the change that is under way; None if none is."""
+    """GPUs on each node after the change that is under way; None if no change is."""
     changed_epoch: int = 0
     placed: float = 0.0
     """Time at which the job last got nodes."""
@@ -93,8 +93,8 @@ class _OracleJob:
         return self.shape is None or got.shape.gpus != self.shape.gpus or got.kind not in ("", self.kind)
 
     def scattered(self, now: float) -> bool:
-        """Return True if the elastic job has kept its nodes for `SETTLED_S` seconds, and they are more than it
-        needs."""
+        """Return True if the elastic job is on more nodes than it needs, and got them at least `SETTLED_S` seconds
+        ago."""
         least = -(-sum(self.training.nodes.values()) // self.cluster.gpus_per_node)
         return self.training.submission.elastic and len(self.training.nodes) > least and now - self.placed >= SETTLED_S
 
@@ -350,7 +350,8 @@ def place_near(
 ) -> dict[str, int]:
     """Place a job as `place` does, but prefer the job's `own` nodes.
 
-    They are preferred if they are fewer nodes than those of `place`, or equally many on which no more GPUs stay free.
+    Own nodes are chosen if they are fewer than the nodes of `place`. If they are equally many, they are chosen unless
+    more GPUs stay free on them.
     """
     found = place(shape, free, cluster, spread=spread, kind=kind)
     if not (found and own) or spread or cluster.uniform or len(cluster.kinds) > 1:
@@ -415,7 +416,7 @@ class GpuChange(NamedTuple):
 
 
 class GpuPlan(NamedTuple):
-    """Plan for one job: the GPUs on each node after the change, and the ones it keeps until then."""
+    """Plan for one job: the GPUs on each node after the change, and those that it keeps until then."""
 
     nodes: dict[str, int]
     keeps: dict[str, int]
@@ -428,7 +429,7 @@ def plan_changes(
     """Plan the GPUs of jobs that change, by job id. A job for which there is no room gets no plan, and keeps its GPUs.
 
     The GPUs of all these jobs are pooled and given out again, to the largest job first (with `spread`, in the given
-    order). A job trains on its old GPUs until the new ones are ready. It leaves at once those old GPUs that another job
+    order). A job trains on its old GPUs until the new ones are ready. It gives up at once the old GPUs that another job
     gets.
     """
     changes = list(changes) if spread else sorted(changes, key=lambda one: -one.shape.gpus)

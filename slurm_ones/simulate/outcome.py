@@ -55,7 +55,7 @@ class JobOutcome:
     deadline: float | None = None
     """Time of the job's deadline; None if it has none."""
     promised: bool | None = None
-    """True if the deadline was promised, False if it was refused, None if it was not answered or there is none."""
+    """True if the deadline was promised, False if it was refused, None without an answer or a deadline."""
 
     @property
     def in_time(self) -> bool | None:

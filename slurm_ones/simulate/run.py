@@ -105,8 +105,8 @@ class Clairvoyant:
 
 
 def companion_settings(spec: ClusterSpec, directory: Path, overrides: Mapping[str, Any], **own: Any) -> Settings:
-    """Return the companion's settings: `DEFAULTS`, replaced by the simulation's `own`, replaced by `overrides` such as
-    `resize.dwell_s`.
+    """Return the companion's settings. `overrides`, such as `resize.dwell_s`, replace the simulation's `own` settings,
+    and these replace `DEFAULTS`.
 
     Raises pydantic's ValidationError, a ValueError, for unknown or invalid settings.
     """

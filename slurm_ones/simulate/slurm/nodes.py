@@ -184,7 +184,7 @@ class Nodes:
         self._sharing: dict[str, frozenset[str]] = {}
 
     def __getitem__(self, name: str) -> NodeState:
-        """Return the state of a node, to be changed. What was last shown of the node is dropped."""
+        """Return the state of a node, for a change. The cached view of the node is dropped."""
         self._seen.pop(name, None)
         return self._states[name]
 

@@ -106,7 +106,8 @@ class Counts:
 
 
 def place(job: QueuedJob, free: Ledger) -> list[str] | None:
-    """Return the best-fitting nodes for the job, on a tie in the cluster's order; None if it does not fit."""
+    """Return the nodes that fit the job best; None if it does not fit. Among equal nodes, the cluster's order
+    decides."""
     if not job.named:
         found = free.nodes_with(job.need, job.most_nodes, only=job.only)
         return found if len(found) >= job.least_nodes else None

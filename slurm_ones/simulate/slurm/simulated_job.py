@@ -341,7 +341,7 @@ class JobRecords:
         return record.to_model().of_task(job_id.task) if isinstance(job_id, Task) else record.to_model()
 
     def tasks(self, array_id: int) -> tuple[SlurmJob, ...]:
-        """Return the tasks of an array that Slurm still knows, one by one. Raises `UnknownJob` for an unknown array.
+        """Return the tasks of an array that Slurm still knows, each as a job. Raises `UnknownJob` for an unknown array.
 
         Tasks that were cancelled while they shared a record are left out.
         """
@@ -360,8 +360,8 @@ class JobRecords:
         return [self.jobs[job_id]] if job_id in self.jobs else []
 
     def known_of(self, array_id: int) -> list[SimulatedJob]:
-        """Return the records of an array that Slurm has not dropped, in order of task numbers; empty if the id is no
-        array's."""
+        """Return the records of an array that Slurm has not dropped, in order of task numbers; empty for any other
+        id."""
         known = self.of(array_id) if array_id in self.arrays else []
         return [record for record in known if record.job_id in self.known]
 

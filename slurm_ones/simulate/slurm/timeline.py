@@ -63,7 +63,8 @@ class Timeline:
 
 @dataclass(frozen=True)
 class ClusterSettings:
-    """Durations in a simulated cluster, in seconds unless stated otherwise. Defaults for Slurm are Slurm's own."""
+    """Durations in a simulated cluster, in seconds unless stated otherwise. For Slurm's own settings, the defaults are
+    Slurm's."""
 
     requeue_delay_s: float = 121.0
     """Time from a requeue until the job may start. Setting the job's earliest start replaces this delay."""

@@ -51,7 +51,7 @@ class Source:
     workload: str
     profiles: Path | None = None
     jobs: int | None = None
-    """Number of jobs: the first ones of a file. None means all jobs of a file, or a mix's default number."""
+    """Number of jobs, taken from the beginning of a file. None means all jobs of a file, or a mix's default number."""
     load: float = 1.0
     arrivals: Arrivals | None = None
     hours: float | None = None

@@ -260,10 +260,11 @@ def _timeline(plan: StudyPlan, outcome: Outcome) -> list[TimelineRow]:
 
 
 FAR = 2.0
-"""Ratio of recorded and simulated mean wait, either way, above which a trace can count as badly reproduced."""
+"""Ratio of recorded to simulated mean wait, or its inverse, above which a trace counts as badly reproduced. `FAR_S`
+must be exceeded too."""
 FAR_S = 60.0
-"""Difference of recorded and simulated mean wait, in seconds, above which a trace can count as badly reproduced. Both
-limits must be exceeded."""
+"""Difference between recorded and simulated mean wait, in seconds, below which a trace never counts as badly
+reproduced."""
 MOST_LISTED = 1000
 """Largest number of jobs whose applications the page lists."""
 RIGID = "stays rigid"

@@ -116,7 +116,8 @@ class Application:
         return Application(**{**known, **values})
 
     def at(self, progress: float) -> Application:
-        """Return the application at this progress: itself, or `later` if the training has come that far."""
+        """Return the application at this progress: `later` once `TrainedBy.from_share` of the training is done, before
+        that itself."""
         frozen = self.by is not None and self.by.frozen(progress / self.total)
         return self.later if frozen and self.later is not None else self
 
@@ -376,8 +377,8 @@ class Hot:
     recover_s: float = 5.0
     """Seconds from the loss of a block until the remaining blocks train again."""
     terms: bool = False
-    """True if jobs restart from a checkpoint, in a new term, at each change. They report this, and pause as long as
-    such a change takes."""
+    """True if each change restarts training from a checkpoint, in a new term. Jobs report this. The other costs must be
+    those of such changes."""
 
     def __post_init__(self) -> None:
         for name in ("pause_s", "shrink_pause_s", "launch_s", "recover_s"):

@@ -109,7 +109,7 @@ class Reporter:
         rng: np.random.Generator,
         declares: float = 1.0,
     ) -> None:
-        """Create a writer that reports `declares` times as many epochs as the job trains; no number of epochs if 0."""
+        """Create a writer. It reports `declares` times the job's number of epochs, or no number if `declares` is 0."""
         app = curve.application
         epochs = max(round(curve.epochs * declares), 1) if declares > 0 else 0
         # Gradients are accumulated where a batch does not fit at once, so one GPU takes all of it.
@@ -136,7 +136,7 @@ class Reporter:
         self._resizes = 0
 
     def update_spec(self, at: Position) -> None:
-        """Write the spec again if the limits of the job's strategy have changed since."""
+        """Write the spec again if the limits of the job's strategy have changed since it was written."""
         by = self._curve.application.by
         if self._files is None or by is None or self.spec.limits is None:
             return

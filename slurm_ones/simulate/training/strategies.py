@@ -69,7 +69,7 @@ class TrainedBy:
     messages: int = 0
     """Number of messages that a rank sends inside its replica in each pass, one after the other."""
     quantum: int = 1
-    """Divisor that each replica's batch must have."""
+    """Number by which each replica's batch must be divisible."""
     packed: float = 1.0
     """Factor by which the exchange shrinks after `from_share` of the training. From then on the batch is fixed."""
     from_share: float = 2.0

@@ -280,7 +280,7 @@ class Training:
         return None if order is None or order.blocks is None else task in order.blocks
 
     def _leave_soon(self, block: SimulatedBlock) -> None:
-        """Let a block exit by itself after `LOOK_S` seconds: no order names it, or the job is over."""
+        """Let a block exit by itself in `LOOK_S` seconds, because no order names it or the job is over."""
         if block.leaves:
             return
         block.leaves = True
@@ -746,8 +746,8 @@ class BlockProgram:
 
 
 def led_first(members: Sequence[int], wanted: Sequence[int]) -> list[int]:
-    """Return the members with a new leader in front, after their leader has left. It is the first of them that the
-    order names."""
+    """Return the members with their new leader first, after the old leader has left. The new leader is the first member
+    that the order names."""
     first = min(members, key=[*wanted, *members].index)
     return [first, *(task for task in members if task != first)]
 
@@ -757,9 +757,9 @@ def next_members(
 ) -> tuple[int, ...] | None:
     """Return the members after the next change, in rank order; None if no change is due yet.
 
-    Members that stay come first, then blocks that join. The job waits until all `wanted` blocks are ready, but at most
-    `PATIENCE_S` seconds after the first new block is. Until then no member leaves. If no order names blocks, all ready
-    blocks join.
+    Members that stay come first, then blocks that join. The change waits until all `wanted` blocks are ready, but at
+    most `PATIENCE_S` seconds from the first ready one on. Until then no member leaves. If no order names blocks, all
+    ready blocks join.
     """
     if wanted is None:
         wanted = sorted({*blocks, *members})

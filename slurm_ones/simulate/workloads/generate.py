@@ -22,8 +22,8 @@ Arrivals = Literal["poisson", "uniform", "diurnal"]
 
 
 def submission_times(how: Arrivals, jobs: int, window_s: float, rng: np.random.Generator) -> Floats:
-    """Return the submission times of `jobs` jobs in seconds, ascending. They are below `window_s`; if "uniform", only
-    on average."""
+    """Return the submission times of `jobs` jobs in seconds, ascending. All are below `window_s`; with "uniform" gaps,
+    only on average."""
     if how == "uniform":
         gaps = rng.uniform(0.0, 2.0 * window_s / jobs, jobs)
         return np.asarray(np.cumsum(gaps), dtype=np.float64)

@@ -25,7 +25,7 @@ from slurm_ones.simulate.workloads.trace import bad, number, table
 MAX_LOCAL = {"yolov3": 8}
 """Largest local batch of applications that cannot use the largest one in their profile."""
 FIXED_BATCH = {"ncf": 32768}
-"""Only batch of applications for which the profiles' authors allow no other."""
+"""Batch of each application for which the profiles' authors allow only one batch."""
 MOST_GPUS = {"ncf": 1}
 """Largest number of GPUs of applications for which the profiles' authors set a limit."""
 PASSES_ALONE = 2
