@@ -334,8 +334,8 @@ def fill(space: Space, counts: Ints, limit: Ints, order: Ints) -> Ints:
 def fill_order(space: Space, rho: Floats) -> Ints:
     """Return the order in which jobs get idle GPUs: new jobs by arrival, then other jobs by remaining time.
 
-    The remaining time is computed from `rho` (J,), this generation's ρ, at the present size, for a stopped job at its
-    smallest size.
+    The remaining time is computed with this generation's ρ (`rho`, (J,)). It is that at the job's present size or, for
+    a stopped job, at its smallest size.
     """
     new = (space.samples <= 0) & ~space.running
     speed = np.maximum(space.speed(np.where(space.running, space.current, space.smallest)), 1e-9)

@@ -1,10 +1,10 @@
 """Optimus: each GPU goes to the job whose remaining time it shortens most (Peng et al., EuroSys 2018, §3-4.1).
 
 Every job gets one worker, in order of arrival. Each further GPU goes to the job whose predicted completion time it
-shortens most, until no GPU shortens one or no GPU is left. A job's remaining epochs come from its loss curve (§3.1,
-`LossCurve`) if it has reported enough losses, otherwise from the progress model. The speed at each size comes from the
-caller's throughput model, not from the paper's model of parameter servers (§3.2). Each job keeps the batch that its
-user asked for.
+shortens most. This ends when no GPU is left, or when no job would end sooner. A job's remaining epochs come from its
+loss curve (§3.1, `LossCurve`) if it has reported enough losses, otherwise from the progress model. The speed at each
+size comes from the caller's throughput model, not from the paper's model of parameter servers (§3.2). Each job keeps
+the batch that its user asked for.
 
 Running jobs are changed only every `interval_s` seconds, ten minutes by default as in §6, since each change is a
 restart. In between, running jobs keep their size, and waiting jobs start at their smallest size if GPUs are free.

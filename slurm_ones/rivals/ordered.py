@@ -164,6 +164,6 @@ class Tiresias:
         return allocate_in_order(cluster, jobs, order, "jobs that have had fewest GPU-seconds")
 
     def queue(self, job: JobView) -> int:
-        """Return the number of the job's queue, 0 for the one served first."""
+        """Return the number of the job's queue. Queue 0 is served first."""
         service = job.running_s * max(job.requested, 1)
         return bisect_right(self.options.thresholds, service) if math.isfinite(service) else 0

@@ -8,9 +8,8 @@ Qiao et al., "Pollux: Co-adaptive Cluster Scheduling for Goodput-Optimized Deep 
   re-allocations so far, δ the seconds that one takes (§4.2.2).
 - A node has at most one job that uses several nodes, because such jobs slow each other down (§4.2.2).
 - A job gets at most twice the largest number of GPUs that it has had (§4.1), and one GPU at first.
-- The search is over allocation matrices (jobs × nodes), with 100 candidates and 100 generations, from the last
-  decision's population on. A generation consists of tournament, one-point crossover over jobs, three mutations and
-  repair.
+- The search is over allocation matrices (jobs × nodes), with 100 candidates and 100 generations, starting from the last
+  decision's population. A generation consists of tournament, one-point crossover over jobs, three mutations and repair.
 - From the authors' public simulator, which gave the paper's results: probabilities, the order of jobs (least attained
   service first) and a second objective for diverse candidates (NSGA-II).
 
@@ -19,8 +18,8 @@ Differences because of Slurm:
 - A job that keeps its size keeps its nodes, at no cost. In Pollux every change of nodes is a re-allocation. A schedule
   here has sizes only, and Slurm chooses the nodes.
 - If a job must have equally many GPUs on each node, its size is a part of one node or whole nodes.
-- A first start counts as a re-allocation, as in Pollux, so the start of a job of age 0 does not raise the fitness. For
-  such jobs to start, of candidates with equal fitness the one that uses more of the cluster is chosen.
+- A first start counts as a re-allocation, as in Pollux, so the start of a job of age 0 does not raise the fitness. Such
+  jobs can start because, among candidates of equal fitness, the one that uses more of the cluster is chosen.
 - The matrices are sparse (`Rows`), so a decision takes a fraction of the authors' 1.5 to 3 s.
 - Throughput and efficiency come from the caller's models, not from Pollux's own fit.
 """
@@ -287,7 +286,7 @@ CROSSED = 0.9
 RESET = 0.1
 """Probability that a mutation resets a row to the GPUs that the job holds now."""
 THINNED = 0.1
-"""Probability that a mutation removes elements of a row, and probability that it removes an element of such a row."""
+"""Probability that a mutation thins out a row, and probability that each element of such a row is then removed."""
 
 
 def breed(problem: Problem, rows: Rows, parents: Ints, rng: np.random.Generator) -> Rows:
@@ -573,8 +572,8 @@ def crowding(rank: Ints, first: Floats, second: Floats) -> Floats:
 
 
 def tournament(rank: Ints, gap: Floats, count: int, rng: np.random.Generator) -> Ints:
-    """Return the winners (count,) of random pairs of candidates. The better front wins, on a tie the larger crowding
-    distance."""
+    """Return the winners (count,) of random pairs of candidates: the one in the better front or, within a front, the
+    less crowded one."""
     one, other = rng.integers(len(rank), size=(2, count))
     wins = (rank[one] < rank[other]) | ((rank[one] == rank[other]) & (gap[one] >= gap[other]))
     winners: Ints = np.where(wins, one, other)

@@ -3,10 +3,10 @@
 Jayaram Subramanya et al., "Sia: Heterogeneity-aware, goodput-optimized ML-cluster scheduling", SOSP 2023. Taken from
 there:
 
-- A configuration is a power of two of the GPUs of one node, or whole nodes (§3.3).
-- A job's goodputs are divided by its smallest one. For a running job with T ≥ S, the goodput of a configuration other
-  than the present one is multiplied by (T - R·S) / (T + S) (§3.4). T is the job's age, R the number of its restarts, S
-  the seconds of one restart.
+- A configuration is a number of GPUs: a power of two on one node, or a number of whole nodes (§3.3).
+- A job's goodputs are divided by its smallest goodput. For a running job with T ≥ S, the goodput of a configuration
+  other than the present one is multiplied by (T - R·S) / (T + S) (§3.4). T is the job's age, R the number of its
+  restarts, S the seconds of one restart.
 - The program chooses at most one configuration for each job, within the cluster's GPUs. For p < 0 it minimises the sum
   of goodput^p over the chosen configurations, plus λ for each job without one (§3.4). p = -0.5, λ = 1.1 and the gap of
   1e-4 are the authors' values.
