@@ -19,14 +19,15 @@ A user who runs many jobs with false reports must not decide what is expected of
   together.
 - A child further than `FAR` deviations from its parent moves it no more than a child at that distance (Huber).
 - The jobs of a family or spec move the prior by at most `MOVES` deviations of the wider group. A job's own measurements
-  move its parameters without limit. Nor is the site's node limited: if only one user's jobs are known, they decide.
+  move its parameters without limit. The site's node has no limit either: if only one user's jobs are known, they
+  decide.
 
 **Widths** calibrate the predicted intervals. Each size that a finished job measured is predicted from its other sizes
-and from the other half of the jobs. The errors of these predictions are divided by their predicted deviations. They
-give one factor on deviations inside a node and one across nodes. Scaled by it, an interval of nominal coverage `HOLDS`
-covers that share of the measurements. This is split conformal prediction (Vovk, Gammerman and Shafer, Algorithmic
-Learning in a Random World, 2005). With few predictions a factor stays near 1. No user's predictions count for more than
-those of all others together.
+and from the other half of the jobs. The errors of these predictions are divided by their predicted deviations. A
+quantile of these ratios is the factor on predicted deviations, one inside a node and one across nodes. An interval of
+nominal coverage `HOLDS` then covers that share of the measurements. This is split conformal prediction (Vovk, Gammerman
+and Shafer, Algorithmic Learning in a Random World, 2005). With few predictions a factor stays near 1. No user's
+predictions count for more than those of all others together.
 
 **Kinds of GPU.** A job's curve is fitted for the kind of GPU on which it has measured most. On another kind, compute is
 faster by a factor, and the exchange of gradients takes as long. The logarithm of the factor has a normal distribution
@@ -310,7 +311,7 @@ UNSURE = 10.0
 """Weight of the prior value 1 in the estimate of a calibration factor, as a number of predictions."""
 LEAST, MOST = 0.4, 2.5
 TESTED = 60
-"""Largest number of finished jobs whose measurements are predicted to find the calibration factors, the newest."""
+"""Largest number of finished jobs, the newest, from whose measurements the calibration factors are found."""
 
 
 def found_widths(jobs: Sequence[tuple[GroupPath, Fit]], around: Prior) -> tuple[float, float]:
@@ -368,8 +369,8 @@ def _some(points: Points, rows: Bools) -> Points:
 # -- kinds of GPU ------------------------------------------------------------------------------------------------------
 
 SITE, SCRIPT, OWN = 0.7, 0.35, 0.1
-"""Standard deviations of the log of a speed factor between two kinds of GPU. SITE: before any measurement. SCRIPT: of
-scripts around the site. OWN: of jobs around their script."""
+"""Standard deviations of the log of a speed factor between two kinds of GPU. SITE: of the site's factor, before any
+measurement. SCRIPT: of a script's factor around the site's. OWN: of a job's factor around its script's."""
 COMPARED = 0.1
 """Standard deviation that one comparison of speeds adds to a log ratio, because sizes, nodes and hours differ. Compared
 are speeds of a job on two kinds of GPU, of similar jobs, or of runs on different nodes."""
@@ -426,8 +427,8 @@ def faster(layout: StepLayout) -> Floats:
 
 
 class KindFactors:
-    """Speed factors between kinds of GPU, learned from jobs. Before any, the relative speeds `guessed` by the site are
-    used."""
+    """Speed factors between kinds of GPU, learned from jobs. Without jobs, the relative speeds `guessed` by the site
+    are used."""
 
     def __init__(self, guessed: Mapping[str, float] | None = None) -> None:
         self._guessed = guessed or {}

@@ -209,7 +209,7 @@ def training_after(history: JobHistory, epochs: float, upto: int) -> TrainingSta
 
 def log_of(history: JobHistory) -> FinishedJob:
     """Return a finished job as data for `BetaProgress`. All its epochs count as equal progress, because the database
-    does not store the progress at the end of each."""
+    does not store the progress at the ends of epochs."""
     total = epochs_in(history) if history.progress is not None else float(len(history.epochs))
     each = total / max(len(history.epochs), 1)
     points = [training_after(history, (point.epoch + 1) * each, i + 1) for i, point in enumerate(history.epochs)]

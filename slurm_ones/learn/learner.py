@@ -59,7 +59,7 @@ NOWHERE = GroupPath(None, None, "")
 AROUND = {False: CAUTIOUS, True: WIRED}
 """Prior before any measurement. The key is True for jobs that report the bytes that they send."""
 PEERS = 3
-"""Fewest finished jobs of other users with the same spec that bound how fast a job can claim to be."""
+"""Fewest finished jobs of other users with the same spec from which a bound on a job's speed is derived."""
 RESIZE_S = 30.0
 """Expected pause of training at a resize, in seconds, before any resize was measured."""
 RESHARD = 2.0

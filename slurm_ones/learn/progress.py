@@ -42,8 +42,8 @@ LEAST = 1e-3
 DECLARED = -1
 """Index of the feature that is NaN for jobs that declared no epochs."""
 RARE = 0.1
-"""Quantile over finished jobs of remaining epochs divided by first guess. It bounds the network's factor from below:
-nobody can predict which job will stop early."""
+"""Quantile, over finished jobs, of the ratio of remaining epochs to first guess. Its value is the lower bound of
+predicted ratios, because nobody can predict which job will stop early."""
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,8 @@ CONCENTRATIONS = np.geomspace(64.0, 1.0 / 64.0, 19)
 CROSSED = 400
 """Number of moments to which the concentration (the factor on α and β) is fitted."""
 AT_THE_END = 0.98
-"""Share of the declared remaining epochs at which a job counts as having trained all declared epochs."""
+"""Share of the declared remaining epochs. A job that trains at least this share counts as having trained all of
+them."""
 
 
 @dataclass(frozen=True)
@@ -206,7 +207,7 @@ class Moments:
     total: Floats
     guess: Floats
     most: Floats
-    """Largest number of remaining epochs by the job's declaration; infinite for a job without one."""
+    """Largest number of remaining epochs that the job's declaration allows; infinite without a declaration."""
 
     def where(self, rows: npt.NDArray[Any]) -> Moments:
         """Return the moments in these rows, given by a mask or by indices."""
@@ -311,7 +312,8 @@ def _done(now: TrainingState) -> float:
 
 
 def _most(done: float, declared: float) -> float:
-    """Return the largest number of remaining epochs by a running job's declaration; infinite without one."""
+    """Return the largest number of remaining epochs that a running job's declaration allows; infinite without a
+    declaration."""
     if not (math.isfinite(declared) and declared > 0):
         return math.inf
     return min(max(declared - done, LEFT * declared), MAX_EPOCHS)

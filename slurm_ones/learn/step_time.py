@@ -154,7 +154,7 @@ class Sizes:
     """Sizes and batches at which step times are computed. All arrays have the same shape."""
 
     local: Floats
-    """Log of the samples per GPU and step, divided by the reference local batch."""
+    """Log of the ratio of samples per GPU and step to the reference local batch."""
     passes: Floats
     """Number of forward passes per step: above 1 if a GPU's samples do not fit into its memory at once."""
     gpus: Floats
@@ -164,8 +164,8 @@ class Sizes:
     """1 if the bytes that a rank sends are known, else 0."""
     inside: Floats
     outside: Floats
-    """Log of the gigabytes that a rank sends to other nodes, divided by the reference local batch. `inside` is the same
-    for other GPUs of its own node."""
+    """Log of the ratio of gigabytes that a rank sends to other nodes to the reference local batch. `inside` is the same
+    for gigabytes sent to GPUs of its own node."""
 
     def each(self, change: Callable[[Floats], Floats]) -> Sizes:
         """Return a copy with `change` applied to each array."""
@@ -173,7 +173,7 @@ class Sizes:
 
     @staticmethod
     def together(all_: Sequence[Sizes], join: Callable[[list[Floats]], Floats]) -> Sizes:
-        """Join several `Sizes` into one: `join` gets the list of each array's values."""
+        """Join several `Sizes` into one. `join` joins the arrays of one field."""
         return Sizes(*(join([getattr(one, field.name) for one in all_]) for field in fields(Sizes)))
 
 
@@ -211,7 +211,7 @@ def log_step(parameters: Floats, at: Sizes, reference: Floats) -> Floats:
 
 
 def log_compute(parameters: Floats, at: Sizes) -> Floats:
-    """Return the log of a step's compute time, divided by the time of a reference step. A step takes at least its
+    """Return the log of the ratio of a step's compute time to the time of a reference step. A step takes at least its
     compute time."""
     return _parts(parameters, at)[0]
 

@@ -125,8 +125,8 @@ def _typical(logs: list[float]) -> tuple[float, int]:
 
 
 def moved(fit: Fit, by: Floats) -> Fit:
-    """Return the fit with `by` (7,) added to its parameters. Its measurements change as predicted by the new
-    parameters."""
+    """Return the fit with `by` (7,) added to its parameters. The measurements in it are scaled as predicted for this
+    change."""
     parameters, points, reference = fit.parameters + by, fit.points, np.float64(fit.reference)
     longer = log_step(parameters, points.at, reference) - log_step(fit.parameters, points.at, reference)
     return replace(fit, parameters=parameters, points=replace(points, log_step=points.log_step + longer))
@@ -194,7 +194,8 @@ class MeasuredThroughput:
         return self._alone.throughput(*_as_row(nodes, gpus, batches)).reshape(np.shape(gpus))
 
     def uncertainty(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
-        """Return the standard deviation of `throughput` divided by `throughput`, due to parameters and misfit."""
+        """Return the standard deviation of `throughput` divided by `throughput`, as far as it comes from parameters and
+        misfit."""
         return self._alone.uncertainty(*_as_row(nodes, gpus, batches)).reshape(np.shape(gpus))
 
     def plausible(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
@@ -253,8 +254,8 @@ class MeasuredThroughputs:
         return self.throughput(nodes, gpus, batches) * np.exp(PEERS_BEYOND * deviation)
 
     def _linear(self, at: Sizes) -> Floats:
-        """Return the smallest log step time at each size, by linear scaling from the job's smallest measured size; -inf
-        for sizes not above it. Only jobs with measurements have a row."""
+        """Return a lower bound of log step time at each size: linear scaling from the job's smallest measured size. It
+        is -inf for sizes not above that. Only jobs with measurements have a row."""
         rows = [j for j, _ in self._first]
         anchor = self._points.each(lambda values: np.array([[values[j, p]] for j, p in self._first]))
         here, parameters = at.each(lambda values: values[rows]), self._parameters[rows]

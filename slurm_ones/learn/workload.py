@@ -129,7 +129,7 @@ PRIOR_EVENTS = 0.25
 HOUR_EVENTS = 2.0
 """Weight of a partition's overall rate in the rate of each hour of the day, as a number of preemptions."""
 KNOWN_S = 14 * 86400.0
-"""Largest age, in seconds, of an observed run of a guest."""
+"""Seconds for which a past run of a guest counts."""
 HOURS = 24
 
 
