@@ -200,8 +200,8 @@ SAFE = 0.999
 INTERVALS = 64
 """Number of intervals with constant prices between the first and the last submission."""
 LATER = 10
-"""Number of price intervals of equal length after the last submission. Each further group of `LATER` intervals has
-twice the length, up to `LONGEST` times the first."""
+"""Number of price intervals of equal length after the last submission. The next `LATER` intervals are twice as long,
+and so on, up to `LONGEST` times as long."""
 LONGEST = 8
 EVALUATIONS = 60
 """Number of evaluations of the dual function that the search for prices may take."""
