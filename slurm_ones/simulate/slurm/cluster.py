@@ -572,8 +572,8 @@ class SimulatedCluster:
             self.timeline.at((self.timeline.now // every + 1) * every, self._backfill)
 
     def _show_throttled(self, job_ids: Iterable[int]) -> None:
-        """Give waiting tasks the reason JobArrayTaskLimit if the throttle of their array allows no more tasks. The
-        arrays are those of these jobs."""
+        """Give the reason JobArrayTaskLimit to waiting tasks whose array has reached its throttle. Checked are the
+        arrays of these jobs."""
         for array in (self.jobs[job_id].array for job_id in job_ids):
             if array is not None and array.room <= 0:
                 for record in array.records:
