@@ -20,11 +20,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ones_wrapper.membership.coming import MOST_S
 from ones_wrapper.protocol import First, Membership
 from tests.wrapper.membership.blocks import Job
 
 TASKS = 4
 SETTLE_S = 40.0
+STUCK_S = SETTLE_S + MOST_S
+"""A term waits so long for announced blocks, if the machine is slow."""
 REVIVED = 2
 """How often a block is started at the end, where none is left that trains."""
 
@@ -76,10 +79,10 @@ class History:
         for block in self.job.blocks:
             while not block.ended():
                 if (used := sum(path.stat().st_size for path in self.job.directory.glob("trace-*"))) != seen:
-                    seen, until = used, time.monotonic() + SETTLE_S
+                    seen, until = used, time.monotonic() + STUCK_S
                 if time.monotonic() > until:
                     stacks = [one.stacks() for one in self.job.blocks if not one.ended()]
-                    raise AssertionError("\n".join([f"no step within {SETTLE_S:g} s", *stacks]))
+                    raise AssertionError("\n".join([f"no step within {STUCK_S:g} s", *stacks]))
                 time.sleep(0.05)
 
     def _living(self) -> list[int]:
