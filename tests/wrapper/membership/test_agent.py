@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import resource
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +18,7 @@ from ones_wrapper.membership.agent import SIGN_S, NodeAgent
 from ones_wrapper.membership.board import Board
 from ones_wrapper.network import job_network
 from ones_wrapper.network.client import StoreLostError
+from ones_wrapper.network.frames import fields
 from ones_wrapper.network.job_network import JobNetwork
 from ones_wrapper.network.server import StoreServer
 from ones_wrapper.process.hang_detector import Standstill
@@ -157,6 +160,24 @@ def test_a_board_that_ends_ends_the_ranks_connections(turns: Turns, board: Board
             rank.listen(0.05)
     with pytest.raises(StoreLostError):  # and whoever looks for it again
         rank_of(board, "1.0-0")
+
+
+def test_an_agent_without_file_descriptors_serves_the_ranks_it_has(turns: Turns, board: Board) -> None:
+    """It is the parent of all ranks: its end would be theirs."""
+    rank, limits = rank_of(board, "1.0-0"), resource.getrlimit(resource.RLIMIT_NOFILE)
+    direct, (mine, theirs) = board.again(), socket.socketpair()
+    assert agents._wire is not None
+    message = fields(direct.host.encode(), b"%d" % direct.port, direct.place.encode())
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+    try:
+        socket.send_fds(agents._wire, [message], [theirs.fileno()])
+        time.sleep(0.1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    theirs.close()
+    assert mine.recv(1) == b""
+    board.put("lost", "why")
+    assert hears(rank, "lost") == "why"
 
 
 def test_an_agent_that_is_gone(network: JobNetwork, board: Board, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from ones_wrapper.network.frames import READ, FrameError, Frames, fields, frame,
 from ones_wrapper.network.secret import JobSecret
 from ones_wrapper.network.server import MEMBER
 from ones_wrapper.process.hang_detector import Standstill
+from ones_wrapper.process.placement import LaunchError
 
 SIGN_S = 1.0
 """Seconds between two heartbeats of a rank, and of the agent for its ranks."""
@@ -124,6 +125,8 @@ class NodeAgent:
             message, handles, _, _ = socket.recv_fds(self._wire, _ADDRESS_BYTES, 1)
         except BlockingIOError:
             return
+        if not handles:  # this process has no file descriptor left: the rank sees the end of its connection
+            return
         connection, address = socket.socket(fileno=handles[0]), tuple(parts_of(message))
         connection.setblocking(False)
         board = self._boards.get(address)
@@ -131,7 +134,7 @@ class NodeAgent:
             host, port, place = (part.decode() for part in address)
             try:
                 board = _Followed(StoreClient(host, int(port), self._secret(), MEMBER, place))
-            except StoreLostError:  # the rank sees the end of its connection
+            except (StoreLostError, LaunchError):  # the rank sees it, too
                 connection.close()
                 return
             self._boards[address] = board
