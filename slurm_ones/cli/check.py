@@ -239,8 +239,8 @@ def _range(script: Script, optin: OptIn, shape: tuple[int, int]) -> list[ScriptF
 def _directory(script: Script, optin: OptIn | None) -> str:
     given = {match[1]: match[2].strip("\"'") for _, line in script.body if (match := _JOB_DIR.search(line))}
     job = "ARRAY-ID" if optin is not None and optin.blocks else "JOB-ID"
-    root = given.get("ROOT") or script.value("--chdir") or "where you call sbatch"
-    return given.get("DIR") or f"{root}/ones-{job}"
+    root = given.get("ROOT") or script.value("--chdir")
+    return given.get("DIR") or (f"{root}/ones-{job}" if root else f"ones-{job}, in the folder of sbatch's call")
 
 
 MOST_BYTES = 1 << 20

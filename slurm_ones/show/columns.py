@@ -173,7 +173,7 @@ _SHORT = {name: code for code, name in CODES.items()}
 JOB: tuple[ShownColumn[ShownJob], ...] = (
     ShownColumn("job_id", _job("job_id"), "Slurm's job id", "job"),
     ShownColumn("user", _job("user"), "its owner", "user", left=True, width=10, most=16),
-    ShownColumn("name", _job("name"), "its name", "name", left=True, width=11, most=24),
+    ShownColumn("name", _job("name"), "its name", "name", left=True, width=10, most=24),
     ShownColumn("account", _job("account"), "account it is charged to", left=True),
     ShownColumn("partition", _job("partition"), "partition it was last seen in", left=True),
     ShownColumn(
@@ -213,7 +213,9 @@ JOB: tuple[ShownColumn[ShownJob], ...] = (
     ShownColumn("epoch", _job("epoch"), "epochs done"),
     ShownColumn("cursor", _job("cursor"), "samples of the current epoch already used"),
     ShownColumn("dataset", _job("dataset"), "samples in an epoch"),
-    ShownColumn("left_s", lambda one: left_s(one.job), "time to its end at this throughput", "left", seconds, "s"),
+    ShownColumn(
+        "left_s", lambda one: left_s(one.job), "time to its end at this throughput", "left", seconds, "s", width=9,
+    ),
     ShownColumn("loss", _job("loss"), "newest loss"),
     ShownColumn("accuracy", _job("accuracy"), "newest accuracy, 0 to 1", "accuracy", "{:.3f}".format),
     ShownColumn("resizes", _job("resizes"), "resizes of the running job that took effect", "resizes", width=7),

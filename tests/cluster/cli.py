@@ -107,7 +107,7 @@ def up(
     if cluster.site.accounting and not cluster.accounting:
         console.print(f"no accounting: {cluster.accounting_why}", markup=False)
     console.print(f"homes, scratch and logs: {cluster.box.folder}")
-    console.print(f"try: python -m tests.cluster exec {cluster.name} -- sinfo")
+    console.print(f"a shell there: .venv/bin/python -m tests.cluster shell {cluster.name}")
 
 
 @app.command()
