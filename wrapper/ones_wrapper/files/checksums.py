@@ -14,14 +14,14 @@ from pathlib import Path
 from ones_wrapper.protocol import MANIFEST
 
 RESUMED_FROM = "resumed_from"
-"""Manifest key: id of the job that wrote a checkpoint which another job took over."""
+"""Key in a manifest: id of the job that wrote the checkpoint, if another job has taken it over."""
 
 
 _DAMAGED = (None, errno.EIO, errno.EISDIR, errno.ELOOP, errno.ENOTDIR)
-"""Errors that show a damaged file. Others (ESTALE, ETIMEDOUT, EACCES, EMFILE) say nothing about its content."""
+"""Errors that show a damaged file. Other errors (ESTALE, ETIMEDOUT, EACCES, EMFILE) say nothing about its content."""
 _TRIES, _AGAIN_S = 5, 2.0
 BLOCK = 8 << 20
-"""Bytes read at a time: each read and each sum waits for the interpreter's lock, which a script may hold."""
+"""Bytes read at once. Each read and each sum needs the interpreter's lock, which a script may hold."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Sum:
 
 
 def sync(path: Path) -> None:
-    """fsync a file or a directory."""
+    """Call fsync for a file or a directory."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -54,8 +54,8 @@ def checksum(path: Path) -> Sum:
 
 
 def damage(checkpoint: Path, part: int = 0, parts: int = 1) -> str:
-    """Return the damage of a checkpoint in words, empty if it is sound; checks part number `part` of `parts` parts of
-    its files. Raises OSError if the files cannot be read for 8 s."""
+    """Return the damage of a checkpoint as a text; empty if there is none. Checks part number `part` of `parts` parts
+    of its files. Raises OSError if the files cannot be read for 8 s."""
     for _ in range(_TRIES - 1):
         try:
             return _damage(checkpoint, part, parts)

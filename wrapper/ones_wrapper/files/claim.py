@@ -1,10 +1,10 @@
 """Claims on a job's directory: one `ones-run`, or one script that `ones-run` did not start, trains there at a time.
 
-Two trainings in one directory would mix their reports and overwrite each other's checkpoints. So each training first
-claims the directory, by a line in a file; the second training then ends before it touches anything. A claim ends with
-its process. A POSIX lock shows whether the process lives; network file systems support such locks, too. Some file
-systems have no locks, or locks that only one host sees. There the claim file's time, which the holder renews, shows
-this. Nothing here needs torch.
+Two trainings in one directory would mix their reports and overwrite each other's checkpoints. So a training first
+claims the directory by a line in a file. A second training ends before it changes anything. A claim ends with its
+process. A POSIX lock shows whether the process lives; network file systems support it, too. Some file systems have no
+locks, or locks that only one host sees. There the age of the claim file, whose time the holder renews, shows this.
+Imports no torch.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ CLAIM = ".claim"
 BEAT_S = 2.0
 """Seconds between two renewals of a held claim file's time."""
 WATCH_S = 3 * BEAT_S
-"""Seconds without a renewal after which a holder counts as ended, if no lock shows that."""
+"""Seconds without a renewal after which a holder counts as ended, if no lock shows whether it lives."""
 _SETTLE_S = 0.5
 
 
 class ClaimedError(Exception):
-    """Another training holds the directory; the message says which, and what to do."""
+    """Error: another training holds the directory. The message says which, and what to do."""
 
 
 @dataclass(frozen=True)
 class Holder:
-    """Process that trains in a directory, or whose ranks do."""
+    """A process that trains in a directory, or whose ranks do."""
 
     job_id: int
     restart: int
@@ -51,7 +51,7 @@ class Holder:
         return cls(job_id, restart, step if step.isdigit() else "", socket.gethostname(), os.getpid())
 
     def earlier_than(self, other: Holder) -> bool:
-        """Tell whether this holder is an earlier run of the same job, which Slurm has ended."""
+        """Return True if this holder is an earlier run of the same job as `other`; Slurm has then ended it."""
         return bool(self.job_id) and self.job_id == other.job_id and self.restart < other.restart
 
     def line(self) -> str:
@@ -82,7 +82,7 @@ class Claim:
                     os.utime(self._handle)
 
     def release(self) -> None:
-        """Release the directory, so that others can claim it at once."""
+        """Release the directory at once."""
         handle, self._handle = self._handle, None
         self._over.set()
         if handle is not None:
@@ -93,10 +93,10 @@ class Claim:
 
 
 def take_claim(directory: Path, holder: Holder, name: str = CLAIM) -> Claim:
-    """Claim the directory; the present holder gets `WAIT_S` seconds to end. Raises `ClaimedError`.
+    """Claim the directory. The present holder has `WAIT_S` seconds to end. Raises `ClaimedError`.
 
-    An earlier run of the same job is no obstacle: Slurm has ended that run, though its node may not know yet. If the
-    claim file cannot be written, nothing is claimed and training goes on.
+    An earlier run of the same job does not prevent the claim: Slurm has ended it, even if its node does not know yet.
+    If the claim file cannot be opened, there is no claim, and training continues.
     """
     path, until = directory / name, time.monotonic() + WAIT_S
     while True:
@@ -146,8 +146,8 @@ def _holder_in(handle: int) -> Holder | None:
 
 
 def _beats(path: Path, seconds: float) -> bool:
-    """Tell whether a holder renews the file's time. Each check opens the file: on NFS only an open asks the server.
-    Checks are counted, not seconds: after a pause of the machine the holder needs some time of its own."""
+    """Return True if a holder renews the file's time. Each check opens the file, since on NFS only that asks the
+    server. The checks are counted, not the seconds: after the machine was suspended, the holder needs time as well."""
     first = _time(path)
     for _ in range(20):
         time.sleep(seconds / 20)

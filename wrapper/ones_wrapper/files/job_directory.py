@@ -1,4 +1,4 @@
-"""Access of `ones-run` and node launchers to the job's directory: checkpoints, reports and exit codes."""
+"""Files in the job's directory for `ones-run` and node launchers: checkpoints, reports and exit codes."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class RunSummary:
     checkpoints: frozenset[str]
     """Names of the checkpoints that the run loaded or made."""
     drained: bool
-    """True if an order to drain ended the run: the companion then requeues the job."""
+    """True if a drain ended the run; the companion then requeues the job."""
     tasks: tuple[int, ...] = ()
     """Tasks of the last reported membership, in a job of blocks."""
     ended: bool = False
@@ -73,7 +73,7 @@ def summarize_reports(job_dir: Path, restart: int) -> RunSummary:
 
 
 def newest_run(job_dir: Path, most: int) -> int:
-    """Return the number of the newest run, up to `most`, that left reports; `most` if no run did."""
+    """Return the number of the newest run, up to `most`, that has reports; `most` if there is none."""
     try:
         names = [found for entry in job_dir.iterdir() if (found := _REPORTS.fullmatch(entry.name))]
     except OSError:
@@ -82,10 +82,10 @@ def newest_run(job_dir: Path, most: int) -> int:
 
 
 class ExitCodes:
-    """Files by which `ones-run` gets the exit codes of a start's node launchers (with MPI: of its ranks).
+    """Files with the exit codes of a start's node launchers (with MPI: its ranks), for `ones-run`.
 
-    `srun` returns the highest code of all tasks, and 137 for the tasks that it kills because one failed. Other
-    launchers have other rules. So the script's own code would be lost.
+    `srun` returns the highest code of all tasks, and 137 for tasks that it kills after another has failed. Other
+    launchers have other rules. Without these files the script's own code would be lost.
     """
 
     def __init__(self, job_dir: Path, restart: int, task: int | None = None) -> None:
@@ -109,11 +109,11 @@ class ExitCodes:
         return True
 
     def written(self, who: int) -> bool:
-        """Tell whether `write` wrote a code of this node launcher or rank."""
+        """Return True if this node launcher or rank has written its code."""
         return (self._job_dir / f"{self._start}{who}").is_file()
 
     def explaining(self) -> int:
-        """Return the exit code that explains the end of the ranks, from the files that they left; 0 without files."""
+        """Return the exit code of the failure that caused the others (`explaining_code`); 0 if there are no files."""
         left = []
         for path in self._job_dir.glob(f"{self._start}*"):
             with suppress(OSError, ValueError):
@@ -128,6 +128,6 @@ class ExitCodes:
                 path.unlink(missing_ok=True)
 
     def error_file(self, env: Mapping[str, str]) -> Path:
-        """Path of the file with the error of the rank whose script failed first in this start. Other ranks then need
-        not show the same error."""
+        """Return the path of the file with the error of the rank that failed first. Other ranks then do not print the
+        same error."""
         return self._job_dir / f"{self._start}error-{env.get('ONES_ATTEMPT') or 0}-{env.get('ONES_FORK') or 0}"

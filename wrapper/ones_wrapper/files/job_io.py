@@ -1,6 +1,6 @@
-"""Job's side of the files in `protocol`: reports out, orders and the owner's requests in.
+"""The job's side of the files in `protocol`: it writes reports, and reads orders and the owner's requests.
 
-No error here ever stops training. Nothing here needs torch.
+An error here never stops the training. Imports no torch.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from ones_wrapper.protocol import (
 )
 
 POLL_S = 0.5
-"""Shortest time between two reads of an order."""
+"""Fewest seconds between two reads of the orders."""
 
 
 def not_ours(path: Path) -> str:
-    """Return the reason why this user cannot use a directory as a job's own, and what to do; empty if it is fine."""
+    """Return why this user cannot use a directory as a job's directory, and what to do; empty if it can be used."""
     state = path.lstat()
     if stat.S_ISLNK(state.st_mode):
         return "is a link; set ONES_JOB_DIR to the directory itself"
@@ -54,7 +54,8 @@ def not_ours(path: Path) -> str:
 
 
 class ReportWriter:
-    """Rank 0's reports of one run. Each line is one `write`, so readers see whole lines; a full disk loses lines."""
+    """Writer of the reports of one run, on rank 0. Each line is one `write`, so that readers see whole lines. A full
+    disk loses lines."""
 
     def __init__(self, job_dir: Path, restart: int) -> None:
         self._path = job_dir / reports_name(restart)
@@ -102,7 +103,7 @@ def write_spec(job_dir: Path, spec: Spec) -> None:
 
 
 def read_spec(job_dir: Path) -> Spec | None:
-    """Return the limits that the job's last run wrote; None if they are missing or malformed."""
+    """Return the spec that the job's last run wrote; None if it is missing or malformed."""
     try:
         return decode_spec(read_small(job_dir / SPEC, MAX_SPEC))
     except (OSError, ValueError):
@@ -110,7 +111,7 @@ def read_spec(job_dir: Path) -> Spec | None:
 
 
 class OrderReader:
-    """Reader of the order in force, from the job's directory and the site's spool."""
+    """Reader of the newest order, from the job's directory and the site's spool."""
 
     def __init__(
         self,
@@ -132,14 +133,14 @@ class OrderReader:
         self._next = -1.0
         self._logged: set[str] = set()
         self.order: Order | None = None
-        """Order in force: the valid order with the highest number so far."""
+        """The newest order: the valid order with the highest number so far."""
 
     def skip_wait(self) -> None:
-        """Make the next poll read at once, since a signal announced an order."""
+        """Read the files at the next `poll`, even within `POLL_S` seconds of the last read."""
         self._next = -1.0
 
     def poll(self) -> Order | None:
-        """Return the order in force; reads the files again at most every `POLL_S` seconds."""
+        """Return the newest order. The files are read at most every `POLL_S` seconds."""
         now = self._clock()
         if now < self._next:
             return self.order
@@ -165,20 +166,21 @@ class OrderReader:
 
 
 SAVE = "ones.save"
-"""Request file: take a checkpoint at the next step boundary, and train on."""
+"""Request file: write a checkpoint at the next step boundary, and continue training."""
 STOP = "ones.stop"
-"""Request file: take a checkpoint at the next step boundary, and end the job for good."""
+"""Request file: write a checkpoint at the next step boundary, and end the job for good."""
 
 
 class OwnerRequests:
-    """Rank 0's reader of the request files `SAVE` and `STOP`. An answered request is removed: no later run obeys it."""
+    """Reader of the request files `SAVE` and `STOP`, on rank 0. A fulfilled request is removed, so that no later run
+    obeys it."""
 
     def __init__(self, job_dir: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._job_dir, self._clock = job_dir, clock
         self._next = -1.0
 
     def due(self) -> bool:
-        """Tell whether to read the files again: every `POLL_S` seconds, to spare the file system."""
+        """Return True if the files are to be read now: at most every `POLL_S` seconds."""
         now = self._clock()
         if now < self._next:
             return False
@@ -186,7 +188,7 @@ class OwnerRequests:
         return True
 
     def requested(self, name: str) -> bool:
-        """Tell whether a request file of this name exists, and belongs to the job's owner or root."""
+        """Return True if a request file of this name exists, and belongs to the job's owner or root."""
         try:
             return (self._job_dir / name).lstat().st_uid in (os.geteuid(), 0)
         except OSError:
@@ -201,8 +203,8 @@ class OwnerRequests:
 
 
 def previous(job_dir: Path, restart: int) -> tuple[float, bool]:
-    """Return the Unix time of the previous start's last report, in this run or the run before; 0 for none. Also return
-    whether a rank, a node or the network failed: the start left no bye, or a bye with an error."""
+    """Return the Unix time of the previous start's last report, of this run or the run before; 0 for none. Also return
+    True if the start sent no bye, or a bye with an error: a rank, a node or the network failed."""
     for number in (restart, restart - 1):
         for when, report in reversed([*read_reports(job_dir / reports_name(number), 0, 4 * MAX_LINE)]):
             return when, not isinstance(report, Bye) or report.reason == "error"
@@ -217,8 +219,8 @@ def last_generation(job_dir: Path, term: int) -> int:
 
 
 def read_reports(path: Path, head: int = -1, tail: int = 0) -> Iterator[tuple[float, Report]]:
-    """Yield a file's times and reports; with `head` and `tail`, only of that many bytes at its ends: files grow for
-    weeks. Malformed lines are skipped."""
+    """Yield (time, report) for each line of a file. With `head` and `tail`, only that many bytes at its beginning and
+    end are read, since files grow for weeks. Malformed lines are skipped."""
     try:
         with path.open("rb") as file:
             lines = file.read(head).splitlines()

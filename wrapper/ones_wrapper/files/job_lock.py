@@ -1,7 +1,7 @@
-"""Lock of a job's directory: two jobs there would remove and replace each other's files.
+"""Lock of a job's directory: two jobs in it would remove and replace each other's files.
 
-Rank 0 holds this lock besides the claim of its `ones-run`, since ranks may outlive a killed `ones-run`, as under
-`mpirun`. Needs only the standard library: `ones-run` imports this module before torch.
+Rank 0 holds this lock, while `ones-run` holds the claim. Ranks may outlive a killed `ones-run`, for example under
+`mpirun`. Imports only the standard library, since `ones-run` imports this module before torch.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 LOCK = ".lock"
 WAIT_S = 5.0
-"""Time that a run which is ending may still hold the directory."""
+"""Seconds for which a run that is ending may still hold the directory."""
 
 
 class InUseError(Exception):
@@ -22,12 +22,12 @@ class InUseError(Exception):
 
 
 def lock_directory(job_dir: Path, job_id: int, wait_s: float = WAIT_S) -> int | None:
-    """Lock the directory until this process ends, or until the returned handle is closed. The present holder gets
-    `wait_s` seconds to end. None if no lock was taken.
+    """Lock the directory until this process ends, or until the returned handle is closed. Return None if no lock was
+    taken. The present holder has `wait_s` seconds to end.
 
-    Raises `InUseError` if another job holds the lock. The run goes on without a lock if the file system has none, or if
-    this job itself holds the lock. That holder may be an earlier run on a node that died. The lock is POSIX's: network
-    file systems support it, and forked processes do not inherit it.
+    Raises `InUseError` if another job holds the lock. The run continues without a lock if the file system has none, or
+    if this job holds it already. That holder may be an earlier run on a node that died. The lock is a POSIX lock:
+    network file systems support it, and forked processes do not inherit it.
     """
     try:
         handle = os.open(job_dir / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
@@ -52,8 +52,8 @@ def lock_directory(job_dir: Path, job_id: int, wait_s: float = WAIT_S) -> int | 
 
 
 def holder(job_dir: Path, wait_s: float = 0.0) -> str:
-    """Return job, process and host that hold the directory, as text; empty if the lock is free within `wait_s` seconds,
-    or unreadable. Changes nothing in the directory."""
+    """Return a text with job, process and host that hold the directory. Empty if the lock is free within `wait_s`
+    seconds, or cannot be read. Changes nothing in the directory."""
     try:
         handle = os.open(job_dir / LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
@@ -81,7 +81,7 @@ def _held_by(handle: int) -> list[str]:
 
 
 def try_lock(handle: int) -> bool | None:
-    """Try to take the lock; return whether this process has it, None if the file system has no locks."""
+    """Try to take the lock; return True on success, None if the file system has no locks."""
     try:
         fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return True
@@ -92,7 +92,7 @@ def try_lock(handle: int) -> bool | None:
 
 
 def _lock(handle: int, wait_s: float) -> bool:
-    """Take the lock within `wait_s` seconds; return whether this process has it. Raises OSError without locks."""
+    """Take the lock within `wait_s` seconds; return True on success. Raises OSError if the file system has no locks."""
     until = time.monotonic() + wait_s
     while (locked := try_lock(handle)) is False and time.monotonic() < until:
         time.sleep(0.1)

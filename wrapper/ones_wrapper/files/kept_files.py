@@ -1,6 +1,7 @@
-"""Text files that a script writes on rank 0, cut back at a resume to their size at the checkpoint.
+"""Text files that a script writes on rank 0. When a checkpoint is loaded, they are cut back to their size at that
+checkpoint.
 
-The next run repeats the steps after the last checkpoint and writes their lines again, so the old lines must not stay.
+The next run repeats the steps after the checkpoint and writes their lines again, so that the old lines must be removed.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from ones_wrapper.process.log import log
 
 
 class KeptFiles:
-    """The kept files of one job; checkpoints hold only their sizes."""
+    """The text files of one job that are continued after a resize; checkpoints hold only their sizes."""
 
     def __init__(self, writes: Callable[[], bool]) -> None:
-        """`writes` tells whether this process writes the files now: only rank 0 does."""
+        """`writes` returns True if this process writes the files, as only rank 0 does."""
         self._writes = writes
         self._sizes: dict[str, int] = {}
         self._fresh = True
@@ -27,8 +28,8 @@ class KeptFiles:
         self._open: dict[str, KeptFile] = {}
 
     def open(self, path: str | os.PathLike[str]) -> KeptFile:
-        """Return the file, cut back after a resume and opened at its end. Raises OSError if rank 0 cannot write the
-        file, ValueError if it is already open."""
+        """Return the file, cut back if a checkpoint was loaded, and opened at its end. Raises OSError if rank 0 cannot
+        write it, and ValueError if it is already open."""
         name = os.fspath(path)
         before = self._open.get(name)
         if before is not None and not before.closed:
@@ -65,8 +66,8 @@ class KeptFiles:
 
 
 class KeptFile(io.TextIOBase):
-    """Text file for `print(..., file=f)`, `csv.writer(f)` and `f.write(...)`. Each line reaches the file at once; lines
-    of other ranks are dropped."""
+    """Text file for `print(..., file=f)`, `csv.writer(f)` and `f.write(...)`. Each line is written at once; on other
+    ranks than rank 0 lines are dropped."""
 
     def __init__(self, name: str, writes: Callable[[], bool]) -> None:
         self.name, self._writes = name, writes

@@ -1,7 +1,7 @@
-"""Paths of a job's directory, of the pointer to that directory, and of the site's spool.
+"""Paths of a job's directory, of the pointer to it, and of the site's spool.
 
-The companion searches the directory that the job was submitted from. If the job's directory is elsewhere, the job
-leaves a pointer there (`protocol.pointer_name`).
+The companion searches in the directory from which the job was submitted. If the job's directory is elsewhere, the job
+writes a pointer there (`protocol.pointer_name`).
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def make_root(env: Mapping[str, str], cwd: Path) -> None:
 
 
 def make_job_directory(path: Path, mode: int = 0o755) -> None:
-    """Create the job's directory or a folder in it, or check an existing one. Raises `LaunchError` for a link, for no
-    directory, for another user's or one that is not writable, and if its parent is missing."""
+    """Create the job's directory, or a folder in it; check it if it exists. Raises `LaunchError` if the path is a link
+    or no directory, belongs to another user, is not writable, or has no parent."""
     try:
         path.mkdir(mode)
         path.chmod(mode)  # the companion may be another user, whatever our umask
@@ -62,8 +62,8 @@ def make_job_directory(path: Path, mode: int = 0o755) -> None:
 
 
 def leave_pointer(path: Path, env: Mapping[str, str], cwd: Path) -> None:
-    """Write a pointer to the job's directory `path` into the submit directory, SLURM_SUBMIT_DIR; a failure is logged. A
-    second pointer goes into the working directory, for jobs with --chdir."""
+    """Write a pointer to the job's directory `path` into the submit directory, SLURM_SUBMIT_DIR; a failure is logged.
+    For jobs with --chdir, another pointer is written into the working directory."""
     job_id, given = own_job(env), env.get("SLURM_SUBMIT_DIR")
     if not job_id or not given:
         return
@@ -92,8 +92,8 @@ def _point(pointer: Path, text: bytes) -> None:
 
 
 def find_spool(env: Mapping[str, str], published: Path = Path(SPOOL_FILE)) -> Path | None:
-    """Return the spool that this job reads orders from: ONES_SPOOL, else the spool in the site's file; None for none.
-    `protocol.SPOOL_FILE` documents when the site's file is believed."""
+    """Return the spool from which this job reads orders: ONES_SPOOL, or that in the site's file; None if there is none.
+    `protocol.SPOOL_FILE` says when jobs use the site's file."""
     if given := env.get("ONES_SPOOL"):
         return Path(given)
     if "ONES_LAUNCHED" in env:  # ones-run has looked, and complained once

@@ -1,8 +1,8 @@
-"""Set-up of a job's directory at its start: a new directory, an earlier job's, or a new directory with an earlier job's
+"""Set-up of a job's directory at its start: a new directory, an earlier job's, or a new one with an earlier job's
 checkpoints (`ones-run --resume-from JOB`).
 
-The earlier job's directory stays unchanged: its sound checkpoints are linked, or copied, into the new directory. Needs
-only the standard library.
+The earlier job's directory does not change: its undamaged checkpoints are linked, or copied, into the new directory.
+Imports only the standard library.
 """
 
 from __future__ import annotations
@@ -50,11 +50,12 @@ _JOB = re.compile(r"([0-9]{1,15})(?:_[0-9]{1,9})?", re.ASCII)
 def prepare_job_directory(
     path: Path, env: Mapping[str, str], cwd: Path, resume_from: str = "", block: Block | None = None
 ) -> Claim | None:
-    """Create or check the job's directory, claim it, and leave a pointer if needed; return the claim.
+    """Create or check the job's directory, claim it, and write a pointer if needed; return the claim.
 
-    With `resume_from`, a job's id or directory, the job begins with the sound checkpoints of that job. Ranks that
-    `ones-run` started return None: `ones-run` has done all of this. Each block of a job claims the directory for its
-    own task. Raises `LaunchError` and, before anything is changed, `ClaimedError`.
+    With `resume_from`, a job's id or directory, the job begins with the undamaged checkpoints of that job. Ranks that
+    `ones-run` started only check the directory and return None, since `ones-run` has done the rest. Each block of a job
+    claims the directory for its own task. Raises `LaunchError`, and `ClaimedError` before anything in the directory is
+    changed.
     """
     make_root(env, cwd)
     make_job_directory(path)
@@ -71,7 +72,7 @@ def prepare_job_directory(
 
 
 def drop_left(path: Path) -> None:
-    """Remove the owner's requests to an earlier run that ended before it could answer them."""
+    """Remove requests of the owner to an earlier run, which ended before it could fulfil them."""
     for name in (STOP, SAVE):
         with suppress(OSError):
             asked = (path / name).lstat().st_mtime
@@ -80,9 +81,10 @@ def drop_left(path: Path) -> None:
 
 
 def take_over(path: Path, job_id: int) -> None:
-    """Make the directory this job's: another job's spec, reports and orders move to `earlier-<id>`, checkpoints stay.
+    """Make the directory this job's: spec, reports and orders of another job are moved to `earlier-<id>`; checkpoints
+    stay.
 
-    Each job counts reports and orders from the start, and an old order or sweep result must not reach this job. Raises
+    Each job numbers reports and orders from the start, and must not read an old order or sweep result. Raises
     `LaunchError` if the other job still runs.
     """
     before = _owner(path)
@@ -125,8 +127,8 @@ def _free(path: Path) -> Path:
 
 
 def resume(source: str, path: Path, env: Mapping[str, str], cwd: Path) -> None:
-    """Copy the sound checkpoints of `source`, a job's id or directory, into this job's directory `path`. Does nothing
-    if this job has already resumed from them. Raises `LaunchError`."""
+    """Copy the undamaged checkpoints of `source`, a job's id or directory, into this job's directory `path`. Does
+    nothing if this job has already resumed from them. Raises `LaunchError`."""
     what, job_id = f"--resume-from {source}", own_job(env)
     earlier = find_earlier(source, what, path, env, cwd)
     if earlier.resolve() == path.resolve():
@@ -191,7 +193,7 @@ def _good(earlier: Path, what: str) -> Iterator[tuple[Path, dict[str, Any]]]:
 
 
 def _copy(found: list[tuple[Path, dict[str, Any]]], path: Path, job_id: int) -> None:
-    """Link or copy the checkpoints into the job's directory, published by one rename. Raises OSError."""
+    """Link or copy checkpoints into the job's directory, and publish them by one rename. Raises OSError."""
     new = path / f".resumed-{os.urandom(4).hex()}"
     try:
         for one, manifest in found:
@@ -211,7 +213,7 @@ def _copy(found: list[tuple[Path, dict[str, Any]]], path: Path, job_id: int) -> 
 
 
 def _link(old: Path, new: Path) -> None:
-    """Hard-link a checkpoint's file, which nobody writes again; copy the file between file systems."""
+    """Hard-link a checkpoint's file, since it is never written again; on another file system copy it."""
     try:
         os.link(old, new, follow_symlinks=False)
     except OSError:

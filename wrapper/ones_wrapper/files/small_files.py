@@ -13,10 +13,12 @@ from ones_wrapper.protocol.fields import object_of
 
 
 def read_small(path: Path, most: int, owners: Collection[int] = (), private: bool = False) -> bytes:
-    """Return the bytes of a regular file of this user or of one of `owners`; follows no link, waits for no FIFO.
+    """Return the bytes of a regular file of this user, or of one of `owners`. Follows no link, and does not wait for a
+    FIFO.
 
-    Raises OSError, and ValueError with a reason that ends a sentence about the file. `private` requires that no other
-    user may read the file. Callers read the file again rather than check its time: on NFS only an open asks the server.
+    Raises OSError, and ValueError with a reason that completes a sentence about the file. With `private`, no other user
+    may be able to read it. Callers should read a file again rather than check its time: on NFS only an open asks the
+    server.
     """
     file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
@@ -40,8 +42,8 @@ def read_json(path: Path, most: int) -> dict[str, Any]:
 
 
 def replace_small(path: Path, text: bytes, mode: int | None = None, sync: bool = True) -> None:
-    """Replace the file at `path` by one with this text, atomically. Raises OSError, and then leaves the old file.
-    `mode` applies whatever the umask is; without `sync` the file may be empty after its host lost power."""
+    """Replace the file at `path` atomically by one with this text. Raises OSError; the old file then stays. `mode` is
+    independent of the umask. Without `sync` the file may be empty after its host has lost power."""
     new = _temporary(path)
     try:
         _write(new, text, mode, sync)
