@@ -1,8 +1,9 @@
-"""The agent of a node: one connection to the board for all ranks of a node launcher.
+"""Agent of a node launcher: one connection to each board for all ranks of the launcher.
 
-A rank hands the agent one end of a pair of sockets, and then talks to the agent as if it were the store. The agent
-passes on the board's news, heartbeats, and what the store sets once a rank or the node is gone. The launcher gives the
-agent its turns: it forks ranks, so the agent has no thread. Needs only the standard library.
+A rank sends the agent one end of a socket pair, and uses the other end like a connection to the store. The agent
+forwards requests, heartbeats, and the values that the board pushes. When a rank ends, the agent sets the rank's key
+(`will`). When the node is lost, the store sets the keys of all its ranks. The agent has no thread, since its launcher
+forks: the launcher calls `turn`. Imports only the standard library.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from ones_wrapper.process.hang_detector import Standstill
 from ones_wrapper.process.placement import LaunchError
 
 SIGN_S = 1.0
-"""Seconds between two heartbeats of a rank, and of the agent for its ranks."""
+"""Seconds between two heartbeats: of a rank, and of the agent for all its ranks."""
 _ADDRESS_BYTES = 4096
 _wire: socket.socket | None = None
 
 
 def has_agent() -> bool:
-    """Return whether an agent serves this process."""
+    """Return True if this process is a rank with an agent."""
     return _wire is not None
 
 
@@ -50,32 +51,32 @@ class _Rank:
     def __init__(self, connection: socket.socket) -> None:
         self.connection, self.frames, self.unsent = connection, Frames(), bytearray()
         self.kinds: tuple[bytes, ...] = ()
-        """Kinds of keys whose values this rank gets."""
+        """Kinds of keys whose values the agent pushes to this rank."""
         self.will: tuple[bytes, ...] = ()
-        """Key and value to set once this connection ends."""
+        """Key and value that are set when this connection ends; empty for none."""
         self.name, self.signed_at = b"", 0.0
         """Name in heartbeats, and monotonic time of the last heartbeat; empty before the first."""
 
 
 class _Followed:
-    """One board, with the ranks that follow it."""
+    """Connection to one board, and the ranks that use it."""
 
     def __init__(self, client: StoreClient) -> None:
         self.client = client
         self.ranks: list[_Rank] = []
         self.signed_at = 0.0
         self.leader_ms = b"0"
-        """Milliseconds from the leader's last heartbeat to the agent's."""
+        """Milliseconds from the leader's last heartbeat to the agent's last one."""
 
     def sign(self) -> None:
-        """Pass on the ranks' heartbeats. Raises `StoreLostError`."""
+        """Send the heartbeats of all ranks, with the milliseconds since each. Raises `StoreLostError`."""
         self.signed_at = now = time.monotonic()
         signs = [(rank.name, b"%d" % (1000 * (now - rank.signed_at))) for rank in self.ranks if rank.name]
         if signs:
             (self.leader_ms,) = self.client.ask("sign", *(part for sign in signs for part in sign))
 
     def will(self) -> None:
-        """Have the store set all ranks' keys if the node is lost. Raises `StoreLostError`."""
+        """Give the store the keys and values of all ranks, to set if this connection ends. Raises `StoreLostError`."""
         self.client.ask("will", *(part for rank in self.ranks for part in rank.will))
 
 
@@ -83,17 +84,18 @@ class NodeAgent:
     """Agent of the ranks that one node launcher forks."""
 
     def __init__(self, secret: Callable[[], JobSecret]) -> None:
-        """`secret` returns the job's secret once a rank asks for a board."""
+        """`secret` returns the job's secret. It is called when a rank connects to a board."""
         self._secret = secret
         self._wire, self._of_ranks = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._wire.setblocking(False)
         self._boards: dict[tuple[bytes, ...], _Followed] = {}
         self._still = Standstill()
-        self._selector = selectors.PollSelector()  # unlike epoll's, not shared with forked ranks
+        self._selector = selectors.PollSelector()  # forked ranks would share an epoll
         self._selector.register(self._wire, selectors.EVENT_READ)
 
     def serve_in_child(self) -> None:
-        """Make this forked rank use the agent in its parent process, and close the agent's own connections."""
+        """Make this forked rank use the agent in its parent process, and close its copies of the agent's
+        connections."""
         global _wire
         _wire = self._of_ranks
         self._wire.close()
@@ -102,7 +104,8 @@ class NodeAgent:
                 rank.connection.close()
 
     def turn(self, timeout_s: float) -> None:
-        """Serve the ranks and their boards; wait up to `timeout_s` seconds for something to do."""
+        """Answer ranks, forward values that boards push, and send heartbeats. Waits up to `timeout_s` seconds for
+        something to do."""
         for key, events in self._selector.select(timeout_s):
             if key.fileobj is self._wire:
                 self._let_in()
@@ -120,7 +123,8 @@ class NodeAgent:
                 self._guarded(board, board.sign)
 
     def _let_in(self) -> None:
-        """Take the connection that a rank handed over; open the board for it."""
+        """Accept the connection that a rank has sent. Connect to the rank's board, unless the agent is connected to it
+        already."""
         try:
             message, handles, _, _ = socket.recv_fds(self._wire, _ADDRESS_BYTES, 1)
         except BlockingIOError:
@@ -144,7 +148,8 @@ class NodeAgent:
         self._selector.register(connection, selectors.EVENT_READ, (board, rank))
 
     def _guarded(self, board: _Followed, act: Callable[[], None]) -> None:
-        """Act for a board, and pass on its news; if the board is lost, end its ranks' connections."""
+        """Call `act` for a board, and forward its pushed values. If the board is lost, or has no more ranks, close its
+        connections."""
         if board not in self._boards.values():
             return
         try:
@@ -170,7 +175,8 @@ class NodeAgent:
                 self._send(board, rank, message)
 
     def _hear(self, board: _Followed, rank: _Rank, events: int) -> None:
-        """Serve a rank's requests. Raises `StoreLostError` if the board is lost."""
+        """Answer a rank's requests; if the rank has ended, set its key (`will`). Raises `StoreLostError` if the board
+        is lost."""
         try:
             if events & selectors.EVENT_WRITE:
                 self._send(board, rank)
@@ -209,13 +215,13 @@ class NodeAgent:
         return board.client.ask(what.decode(), *parts)
 
     def _send(self, board: _Followed, rank: _Rank, message: bytes = b"") -> None:
-        """Send a message to a rank, after its unsent bytes; keep what its socket does not take."""
+        """Send a message to a rank, after bytes not sent yet. What its socket does not accept is kept in memory."""
         rank.unsent += message
         try:
             del rank.unsent[: rank.connection.send(rank.unsent)]
         except BlockingIOError:
             pass
-        except OSError:  # its end shows as it is read
+        except OSError:  # reading from it shows that it has ended
             rank.unsent.clear()
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if rank.unsent else 0)
         self._selector.modify(rank.connection, events, (board, rank))

@@ -1,6 +1,6 @@
-"""Back-off: blocks whose plan failed, or whose membership was soon lost, are not planned together again for a while.
+"""Back-off: blocks whose plan failed, or whose membership was soon lost, are not planned together for a while.
 
-Losses are counted in the job's folder, since all blocks start again after a loss.
+Losses are stored in a file of the job's folder, since all blocks start again after a loss.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from ones_wrapper.membership.plan import Member
 AGAIN_S, MOST_AGAIN_S = 30.0, 600.0
 """Shortest and longest wait after a failure, in seconds; each further failure doubles the wait."""
 SOON_S = 60.0
-"""Seconds within which the loss of a new membership counts as a failure. The first failure costs no wait, since a node
-may fail at any time."""
+"""Seconds within which the loss of a new membership counts as a failure. The first loss causes no wait, since any node
+may fail."""
 LOST = "lost.json"
 _MOST_BYTES = 1 << 16
 _MOST_COUNT = 100
@@ -32,10 +32,10 @@ def _wait_s(count: int) -> float:
 
 
 class BackOff:
-    """Failed plans and lost memberships, as the leader of one term knows them."""
+    """Failures that the leader of a term knows: plans that failed, and memberships that were lost."""
 
     def __init__(self, folder: Path, array: int) -> None:
-        """`folder` is the job's folder, and `array` its id."""
+        """`folder` is the job's folder `hot/`, `array` the job's id."""
         self._path, self._array = folder / LOST, array
         self._losses = self._read()
         """Losses of memberships with new blocks, by name: (number of losses, Unix time at which the last one began)."""
@@ -54,7 +54,7 @@ class BackOff:
         self._failures[name] = count, time.monotonic() + _wait_s(count)
 
     def refuses(self, members: Iterable[Member]) -> bool:
-        """Return whether a plan of these members must wait."""
+        """Return True if a plan of these members must wait."""
         return time.monotonic() < self._failures.get(_name(members), (0, 0.0))[1]
 
     def begun(self, members: Iterable[Member], grown: bool) -> None:
@@ -66,14 +66,14 @@ class BackOff:
             self._write()
 
     def look(self) -> None:
-        """Forget the losses of the present membership once it has lasted `SOON_S` seconds."""
+        """Drop the losses of the present membership after it has lasted `SOON_S` seconds."""
         if self._began is not None and time.monotonic() - self._began[1] > SOON_S:
             name, self._began = self._began[0], None
             if self._losses.pop(name, None):
                 self._write()
 
     def stood_still(self, seconds: float) -> None:
-        """Move all deadlines by the seconds for which the node was suspended."""
+        """Move all deadlines by the seconds for which this node was suspended."""
         self._failures = {name: (count, at + seconds) for name, (count, at) in self._failures.items()}
         if self._began is not None:
             self._began = self._began[0], self._began[1] + seconds

@@ -1,4 +1,5 @@
-"""One rank in a job of blocks: the rank begins or joins a term, prepares for plans, and changes at step boundaries."""
+"""One rank in a job of blocks: it begins or joins a term, prepares for plans, and changes to them at step
+boundaries."""
 
 from __future__ import annotations
 
@@ -47,23 +48,24 @@ from ones_wrapper.process.log import log
 
 Tensors: TypeAlias = dict[str, torch.Tensor]
 Collected: TypeAlias = Callable[[], tuple[Tensors, dict[str, Any]]]
-"""Function that returns the tensors of the state, and all else of it."""
+"""Function that returns the state: its tensors, and the rest."""
 TakeOver: TypeAlias = Callable[[dict[str, Any], Tensors], None]
-"""Function that loads a state that `Collected` returned; the tensors are filled already."""
+"""Function that loads the rest of a state from `Collected`, whose tensors have already been received."""
 
 VERDICT_S = 30.0
-"""Seconds that a new rank waits for the verdict on a change, besides the time for the transfer of state."""
+"""Seconds that a new rank waits for the decision on a change, in addition to the time to send the state."""
 LOOK_S = 0.5
-"""Seconds after which a joining block's first rank answers its other ranks, even if no plan has come."""
+"""Seconds after which the first rank of a joining block reports to the block's other ranks, even if there is no
+plan."""
 GIVE_UP_S = 2.0
-"""Most seconds that a rank spends on announcing the loss of other ranks."""
+"""Most seconds that a rank takes to announce the loss of other ranks."""
 THROUGH_S = 10.0
-"""Most seconds that a leaving leader keeps its board for the other ranks."""
+"""Most seconds for which a leader that leaves keeps its board for the other ranks."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """Outcome of a change to a plan."""
+    """Result of a change to a plan."""
 
     plan: Plan
     leaves: bool
@@ -77,7 +79,7 @@ class Change:
 
 
 class Blocks:
-    """One rank's view of its job of blocks. Methods are collective over the group's ranks only if they say so."""
+    """View of one rank on its job of blocks. Methods are not collective unless they say so."""
 
     def __init__(
         self,
@@ -87,7 +89,7 @@ class Blocks:
         orders: Callable[[int], OrderReader],
         leaving: Callable[[], bool],
     ) -> None:
-        """`orders` makes the reader of a term's orders, and `leaving` returns whether this block is asked to end."""
+        """`orders` returns a reader for a term's orders. `leaving` returns True if this block is asked to end."""
         self.folder = found.folder
         self.block = found.block
         self.leader = found.leader
@@ -99,25 +101,26 @@ class Blocks:
         self._backend: str = ""
         self._me = found.me
         self.present = found.present
-        """The membership; None before this block has joined."""
+        """The present membership; None before this block has joined."""
         self.machine = BlockMachine(found.state, Carrier.MEMORY)
         self.stood_still_at = found.stood_still_at
-        """Unix time at which training paused for this term, if the term was announced; else 0."""
+        """Unix time at which training paused for this term; 0 if the term was not announced."""
         self._former: Former | None = None
         self._told = ("", "")
         self._coordinator: Coordinator | None = None
         self.link = link
         self.may_leave: Callable[[], bool] = lambda: True
-        """Returns whether ranks may leave at the next boundary."""
+        """Function that returns True if ranks may leave at the next boundary."""
         self.fits: Callable[[int], bool] = lambda world: True
-        """Returns whether the script's strategy can use this number of ranks."""
+        """Function that returns True if the script's strategy can use this number of ranks."""
         self._orders, self._leaving = orders, leaving
         if self.present is not None and group.rank == 0:
             self._coordinate(self.present)  # so that losses are found from now on
 
     @property
     def hot(self) -> bool:
-        """True if state moves from memory to memory. Else each change begins a term, from a checkpoint."""
+        """True if blocks that join get the state from memory. If False, each change begins a term, from a
+        checkpoint."""
         return self.machine.carrier is Carrier.MEMORY
 
     @property
@@ -127,12 +130,13 @@ class Blocks:
 
     @property
     def has_others(self) -> bool:
-        """True if other blocks train with this one, or if this one is about to join them. A lost peer is then no error
-        of the script: another rank of this block may have ended because it lost the leader."""
+        """True if other blocks train with this one, or if this one is about to join them. An error that reports a lost
+        peer is then not due to the script: even a rank of this block may have ended because it lost the leader."""
         return not self.alone or self.machine.settled is BlockState.ADMITTED
 
     def trains(self, max_local: int) -> None:
-        """Record that torch.distributed is set up, and each rank's largest local batch. Collective."""
+        """Record that torch.distributed is set up, and each rank's largest local batch (`max_local` samples).
+        Collective."""
         self._backend = dist.get_backend_config()
         each, members = iter(self._group.gather(max_local)), []
         for member in self.present.members if self.present is not None else (self._me,):
@@ -143,7 +147,7 @@ class Blocks:
             self.present = replace(self.present, members=tuple(members))
 
     def lead_first(self, generation: int, carrier: Carrier) -> Plan:
-        """Return the first membership of a term: the announced blocks, or else only this block with the number
+        """Return the first membership of a term: the announced blocks, or only this block, with the number
         `generation`. Later changes use `carrier`."""
         self.machine.carrier = carrier
         self.present = plan = self.present or Plan(generation, self.leader.term, (self._me,), why="first")
@@ -156,13 +160,13 @@ class Blocks:
         return plan
 
     def close(self) -> None:
-        """Stop the threads of the membership: training is over, or this block leaves."""
+        """Stop the threads of the membership, since training has finished or this block leaves."""
         self.link.stop()
         if self._coordinator is not None:
             self._coordinator.stop()
 
     def give_up(self, why: str) -> None:
-        """Tell all ranks that can be reached that this membership is lost; announce the members that are left."""
+        """Post on the board that this membership is lost, and announce a term with the remaining members."""
 
         def say() -> None:
             self.link.stop()
@@ -173,8 +177,8 @@ class Blocks:
             in_time(say, GIVE_UP_S)
 
     def announce_left(self) -> None:
-        """Announce a term with the members that are left, unless a term is announced already. The leader knows the lost
-        members. If the leader's board is gone, the other blocks announce all but the leading block."""
+        """Announce a term with the remaining members, unless one is announced already. The leader knows which members
+        are lost. If the leader's board is gone, any other block announces all members but the leader."""
         present, term, newest = self.present, self.leader.term, self.folder.newest()
         if present is None or newest is None or newest.term != term or find_coming(self.folder, newest) is not None:
             return
@@ -210,32 +214,34 @@ class Blocks:
         return (self.hot and all_stay) or self.may_leave()
 
     def noted(self) -> list[str]:
-        """Return new notes on nodes that newcomers found unfit; only the leading rank has notes."""
+        """Return new notes about nodes that new blocks found unfit; only the leader's rank 0 has any."""
         notes = self._coordinator.notes if self._coordinator is not None else ()
         return [notes.popleft() for _ in range(len(notes))] if notes else []
 
     def look(self) -> None:
-        """Have the leader read a new order now."""
+        """Make the leader read its orders now."""
         if self._coordinator is not None:
             self._coordinator.look()
 
     def trains_as(self, tasks: tuple[int, ...] | None) -> bool:
-        """Return whether `tasks` are those of the members, or of this block before it has joined; true for None."""
+        """Return True if `tasks` are the present members, or only this block before it has joined. None counts as
+        True."""
         train = self.present.tasks if self.present is not None else (self._me.task,)
         return tasks is None or set(tasks) == set(train)
 
     def stops(self) -> bool:
-        """Return whether a signal to end stops the whole job, since no other block trains on."""
+        """Return True if a signal to this block stops the whole job, since no other block continues."""
         if self._coordinator is not None and self._coordinator.alive:
             return self._coordinator.stop_all
         return self.alone
 
     def stop_all(self) -> bool:
-        """Return whether all blocks are asked to end."""
+        """Return True if all blocks are asked to end."""
         return self._coordinator is not None and self._coordinator.stop_all
 
     def obey(self, newest: int, change: int) -> bool:
-        """Prepare for the plan of generation `newest`; return whether to change to it now. Raises `PeersLostError`."""
+        """Prepare for the plan of generation `newest`. Return True if the ranks change to generation `change` now.
+        Raises `PeersLostError`."""
         if self.link.lost:
             raise PeersLostError(self.link.lost)
         if self.machine.state in LAST:
@@ -246,16 +252,17 @@ class Blocks:
         return change > 0 and plan is not None and plan.generation == change
 
     def shapes(self) -> str:
-        """Return the members' description of the forward pass's input; empty if unknown. Raises `StoreLostError`."""
+        """Return the shapes of the models' input, as the members posted them (`warm_up.Shapes`); empty if unknown.
+        Raises `StoreLostError`."""
         return self._board.read("shapes") or ""
 
     def ordered(self) -> tuple[int, int]:
-        """Return (global batch in samples, number of blocks) of the order in force; 0 if left open."""
+        """Return (global batch in samples, number of blocks) of the newest order; 0 for what it does not set."""
         order = self._orders(self.leader.term).poll()
         return (order.batch or 0, len(order.blocks or ())) if order is not None else (0, 0)
 
     def tell_shapes(self, text: str) -> None:
-        """Post the description of the forward pass's input on each term's board, for newcomers. Rank 0 calls this."""
+        """Post the shapes of the models' input on each term's board, for blocks that join. Called on rank 0."""
         if self._told != (self._board.place, text):
             self._told = self._board.place, text
             with suppress(StoreLostError):
@@ -265,20 +272,20 @@ class Blocks:
 
     @property
     def coming(self) -> Plan:
-        """The plan for which this rank prepares."""
+        """Plan for which this rank prepares."""
         assert self.machine.plan is not None
         return self.machine.plan
 
     @property
     def memory(self) -> Path | None:
-        """Folder of the next leader's launcher in the memory of the node that has all old and new blocks; None if
-        there is none."""
+        """Folder of the next leader's launcher in its node's memory, if all old and new blocks are on that node; else
+        None."""
         assert self.present is not None
         return node_memory.common([member.memory for member in (*self.coming.members, *self.present.members)])
 
     def announce(self, began: float) -> str:
-        """Announce the next term's members, in the job's folder and on the board; return the error, empty for none.
-        Only rank 0 calls this, once the checkpoint is complete. Training paused at the Unix time `began`."""
+        """Announce the members of the next term, in the job's folder and on the board; return an error, or ''. Called
+        on rank 0 when the checkpoint is complete. `began` is the Unix time at which training paused."""
         why = self.folder.announce(Coming(self.coming, began, time.time()).fields())
         if not why:
             with suppress(StoreLostError):
@@ -286,23 +293,24 @@ class Blocks:
         return why
 
     def stay(self, why: str) -> None:
-        """Drop the plan for the reason `why`, and go on with this term."""
+        """Drop the plan because of `why`, and continue with this term."""
         if self._coordinator is not None:
             self._coordinator.dropped(why)
         self._forget()
 
     @property
     def leaves(self) -> bool:
-        """True if this block is no member of the plan under way."""
+        """True if this block is not in the plan for which it prepares."""
         return self.coming.first_rank(self._me.uid) is None
 
     # -- the change ---------------------------------------------------------------------------------------------------
 
     def change(self, collected: Collected, began: float) -> Change | None:
-        """Send the state to new ranks, try the new groups and change over; return None if training goes on as before.
+        """Send the state to new ranks, test the new groups, and change to them. Return None if training continues with
+        the old ranks.
 
-        Collective; training is paused since the Unix time `began`. `collected` returns the tensors and all other state.
-        Raises `PeersLostError`.
+        Collective. Training has paused since the Unix time `began`. `collected` returns the state. Raises
+        `PeersLostError`.
         """
         plan, present, group = self.coming, self.present, self._group
         assert present is not None
@@ -333,7 +341,7 @@ class Blocks:
         return result
 
     def _failed(self, what: str, why: str) -> bool:
-        """Return whether the change failed on any rank; if so, drop the plan. `why` is this rank's error."""
+        """Return True if the change failed on any rank, and drop the plan then. `why` is this rank's error, or ''."""
         if not self._group.maximum([int(bool(why))])[0]:
             return False
         if why:
@@ -342,7 +350,8 @@ class Blocks:
         return True
 
     def leave(self) -> None:
-        """End the threads after a change without this block; a leader waits until the others have left its board."""
+        """Stop the threads after a change without this block. A leader first waits until the others have left its
+        board."""
         self.link.stop()
         if self._coordinator is None:
             return
@@ -354,10 +363,10 @@ class Blocks:
             time.sleep(0.02)
 
     def join(self, tensors: Tensors, take_over: TakeOver) -> Change:
-        """Announce that this block is ready, wait for a plan and change over. Collective over the block.
+        """Announce that this block is ready, wait for a plan, and change to it. Collective over the block.
 
-        This rank trains with `tensors`, which receive the state, and `take_over` loads all other state. Raises
-        `NotWantedError`, `TransferError`, and `PeersLostError` if the leader is gone.
+        The state is received into `tensors`, with which this rank trains; `take_over` loads the rest. Raises
+        `NotWantedError`, `TransferError`, and `PeersLostError` if the leader is lost.
         """
         receiver = Receiver(self._board.network.secret, self._address)
         try:
@@ -384,8 +393,8 @@ class Blocks:
             receiver.close()
 
     def _newer_plan(self, seen: int) -> tuple[int, str, str]:
-        """Return (newest plan, why this block is not wanted, why the board is lost), within `LOOK_S` seconds. Only the
-        block's first rank calls this."""
+        """Return (newest plan, why this block is not wanted, why the board is lost) after at most `LOOK_S` seconds.
+        Called on the block's first rank."""
         until = time.monotonic() + LOOK_S
         while time.monotonic() < until:
             if self._leaving():
@@ -446,8 +455,8 @@ class Blocks:
     def _receive(
         self, place: str, receiver: Receiver, tensors: Tensors, take_over: TakeOver, given_up: Callable[[], str]
     ) -> tuple[dict[str, Any], int, float] | None:
-        """Receive the state on the block's first rank, and share it with the other ranks. Collective over the block.
-        Return (state that is no tensor, bytes, seconds); None if no state comes. Raises `TransferError`."""
+        """Receive the state on the block's first rank, and copy it to the block's other ranks. Collective over the
+        block. Return (rest of the state, bytes, seconds); None if no state comes. Raises `TransferError`."""
         group, held = self._group, list[Received]()
 
         def first() -> tuple[list[str], int, int, float] | str:
@@ -487,7 +496,7 @@ class Blocks:
                 received.close()
 
     def _send(self, plan: Plan, newcomers: tuple[Member, ...], collected: Collected, began: float) -> int:
-        """Send this rank's part of the state; return the bytes of the whole."""
+        """Send this rank's part of the state; return the bytes of the whole state."""
         places, board = [], self._board
         for member in newcomers:
             first = plan.first_rank(member.uid)
@@ -545,7 +554,7 @@ class Blocks:
         connections.drop(former.formed if former is not None else None)
 
     def _become(self, former: Former) -> None:
-        """Change over to the groups that were formed. Not collective: nothing here waits for other ranks."""
+        """Change to the groups of `former`. Not collective: it does not wait for other ranks."""
         formed, group = former.formed, self._group
         assert formed is not None
         plan = formed.plan
@@ -561,7 +570,7 @@ class Blocks:
         self._form_after(plan)
 
     def _move(self, board: Board, rank: int, plan: Plan) -> None:
-        """Follow the next leader's board; on the plan's rank 0, claim the term and lead."""
+        """Follow the board of the next leader; on the plan's rank 0, claim the term and become the leader."""
         old, self._board = self._board, board
         connections.keep(old)  # new ranks may still read the verdict there
         if self._coordinator is not None:  # this block stays, but leads no longer
@@ -587,7 +596,7 @@ class Blocks:
         self.link.follow(self._board, coordinator)
 
     def _take_in(self) -> None:
-        """Let the leading rank change the membership from now on, and tell waiting blocks by which carrier."""
+        """Let the coordinator change the membership from now on, and post the carrier on the board."""
         assert self._coordinator is not None
         assert self.present is not None
         self._coordinator.changes_by(self.present, self.hot)

@@ -1,6 +1,8 @@
-"""The board of one term: keys and texts in the leader's store, by which blocks announce themselves and learn of plans.
+"""The board of one term: keys with texts in the leader's store. Blocks announce themselves on it, and read plans from
+it.
 
-The board ends with the leader's connection. A request is answered at once or within `ANSWER_S`. No text is executed.
+The board ends with the leader's connection. A request is answered at once or within `ANSWER_S`. A text is never
+executed.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from ones_wrapper.network.store import GroupStore
 
 
 class Board(StoreClient):
-    """A connection to the board. A thread that waits for keys has another, since its wait blocks other requests."""
+    """A connection to the board. A thread that waits for keys needs a connection of its own, since a wait blocks other
+    requests."""
 
     def __init__(
         self, network: JobNetwork, host: str, port: int, place: str, timeout_s: float = ANSWER_S, role: str = MEMBER
@@ -28,7 +31,7 @@ class Board(StoreClient):
 
     @classmethod
     def hosted(cls, network: JobNetwork, term: int) -> Board:
-        """Return a connection that hosts a new board, which ends with the connection. Raises `StoreLostError`."""
+        """Return the connection of a new board's host; the board ends with it. Raises `StoreLostError`."""
         return cls(network, network.host, network.port, f"term-{term}-{secrets.token_hex(8)}", role=HOST)
 
     def again(self) -> Board:
@@ -36,8 +39,8 @@ class Board(StoreClient):
         return Board(self.network, self.host, self.port, self.place)
 
     def through_agent(self) -> Board:
-        """Return this board by the node's agent, if this process has an agent and does not host the board; else this
-        connection. Raises `StoreLostError`."""
+        """Return a connection to this board through the node's agent. Return this connection if the process has no
+        agent, or hosts the board. Raises `StoreLostError`."""
         if self.role == HOST or not has_agent():
             return self
         return _AgentBoard(self.network, self.host, self.port, self.place)
@@ -57,27 +60,29 @@ class Board(StoreClient):
         return found[1:].decode(errors="replace") if found else None
 
     def will(self, *pair: str) -> None:
-        """Have the store set a key to a text, given as `pair`, when the connection ends. Raises `StoreLostError`.
-        Without a pair the end is planned: the store sets nothing, and a leader's missing heartbeats no longer count."""
+        """Give the store a key and text (`pair`) to set when this connection ends. Raises `StoreLostError`. Without
+        `pair` the end is planned: then the store sets nothing, and a leader's missing heartbeats do not count as a
+        loss."""
         self.ask("will", *(part.encode() for part in pair))
 
     def heard(self, key: str) -> str | None:
-        """Return the text that was pushed last for a followed key; None if no text was. Sends no request."""
+        """Return the newest text that the store has pushed for a followed key; None if there is none. Sends no
+        request."""
         value = self.news.get(key.encode())
         return None if value is None else value.decode(errors="replace")
 
     def heard_of(self, kind: str) -> list[str]:
-        """Return the names after the dash of all pushed keys `kind-…`."""
+        """Return NAME for all pushed keys `kind-NAME`. Sends no request."""
         begin, now = f"{kind}-".encode(), list(self.news)  # a copy: a waiting thread may add keys
         return [key[len(begin) :].decode(errors="replace") for key in now if key.startswith(begin)]
 
     def names(self, kind: str) -> set[str]:
-        """Return the names after the dash of all the board's keys `kind-…`. Raises `StoreLostError`."""
+        """Return NAME for all keys `kind-NAME` on the board. Raises `StoreLostError`."""
         begin = f"{kind}-".encode()
         return {key[len(begin) :].decode(errors="replace") for key in self.ask("keys", begin)}
 
     def unhear(self, *keys: str) -> None:
-        """Forget the pushed texts of these keys."""
+        """Drop the pushed texts of these keys."""
         for key in keys:
             self.news.pop(key.encode(), None)
 
@@ -89,11 +94,12 @@ class Board(StoreClient):
             return None
 
     def sign(self, name: str) -> float:
-        """Send the heartbeat of process `name`; return the seconds since the leader's last. Raises `StoreLostError`."""
+        """Send a heartbeat of process `name`; return the seconds since the leader's last one. Raises
+        `StoreLostError`."""
         return int(self.ask("sign", name.encode(), b"0")[0]) / 1000
 
     def silent_s(self, names: Sequence[str]) -> list[float]:
-        """Return the seconds since each rank's last heartbeat, or since the first question about the rank. Raises
+        """Return the seconds since each rank's last heartbeat, or since the first such request about the rank. Raises
         `StoreLostError`."""
         return [int(age) / 1000 for age in self.ask("ages", *(name.encode() for name in names))]
 
@@ -102,7 +108,7 @@ class Board(StoreClient):
         return int(self.ask("add", key.encode(), b"%d" % more)[0])
 
     def forget(self, past: Callable[[str], bool]) -> None:
-        """Remove the texts and the groups' stores for whose names `past` is true. Raises `StoreLostError`."""
+        """Remove the texts, and the groups' stores, whose names satisfy `past`. Raises `StoreLostError`."""
         keys = self.ask("keys", b"")
         if old := [key for key in keys if past(key.decode(errors="replace").split("/")[0])]:
             self.ask("delete", *old)

@@ -1,12 +1,12 @@
-"""Beginning of a term with several blocks, from a checkpoint: the announcement, and how the announced blocks meet.
+"""A term with several blocks that begins from a checkpoint: its announcement, and how the announced blocks meet.
 
-Some state cannot move from memory to memory: shards of FSDP2, a model in two dimensions. Such a job changes its members
-in three steps. All ranks write one checkpoint at a step boundary. The leader announces the next members in the job's
-folder. The ranks end, and their launchers fork new ranks. The first announced block leads the next term, and the other
-blocks answer the leader.
+Some state cannot be sent from memory: shards of FSDP2, or a model split in two dimensions. Such a job changes its
+members in three steps. All ranks write a checkpoint at a step boundary. The leader announces the next members in the
+job's folder. The ranks end, and their launchers fork new ranks. The first announced block leads the next term; the
+other blocks report to it.
 
-After a loss the members that are left begin the next term in the same way. The first of them to come leads, since each
-of them may be lost meanwhile.
+After a loss the remaining members begin the next term in the same way. The first of them to arrive leads, since any of
+them may be lost meanwhile.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ LEAST_S, MOST_S = 10.0, 60.0
 """Least and most seconds that announced blocks wait for each other while their ranks are forked again. Later blocks
 join the running term."""
 LEAST_LOST_S = 1.0
-"""Value of `LEAST_S` after a loss: shorter, since an announced block may be lost, too, and the others wait for it."""
+"""Value of `LEAST_S` after a loss. It is shorter, since an announced block may be lost as well, and the others wait for
+it."""
 LOST = "lost"
-"""Cause (`Plan.why`) of a plan with the members that are left after a loss."""
+"""Cause (`Plan.why`) of a plan with the members that remain after a loss."""
 GATHER = "gather"
-"""Key on the board for the announcement with which the term began; the text is empty if there was none."""
+"""Key on the board whose text is the announcement of the term; empty if the term was not announced."""
 _BEGINS = "begins"
 
 
@@ -43,14 +44,15 @@ class Coming:
     began: float
     """Unix time at which training paused."""
     at: float
-    """Unix time of the announcement; on the board, later by the wait for a rescue checkpoint."""
+    """Unix time of the announcement. On the board the time waited for a rescue checkpoint is added."""
 
     def named(self, block: Block) -> bool:
-        """Return whether this start of a block trains in the announced term."""
+        """Return True if this start of a block is a member of the announced term."""
         return any((member.task, member.restart) == (block.task, block.restart) for member in self.plan.members)
 
     def may_lead(self, block: Block) -> bool:
-        """Return whether this start of a block may lead the announced term: first member, or any after a loss."""
+        """Return True if this start of a block may lead the announced term: the first member, or any member after a
+        loss."""
         first = self.plan.members[0]
         return self.named(block) and (self.plan.why == LOST or first.task == block.task)
 
@@ -91,7 +93,8 @@ def read_coming(board: Board) -> Coming | None:
 
 
 def gather(board: Board, coming: Coming, term: int, mine: Member) -> Plan:
-    """Act as the announced leader: return the membership of blocks that answered in time. Raises `StoreLostError`."""
+    """Act as the announced leader: return the membership of the blocks that reported in time. Raises
+    `StoreLostError`."""
     until = time.monotonic() + coming.patience_s()
     here = {mine.task: mine}
     awaited = {member.task: member for member in coming.plan.members if member.task != mine.task}
@@ -105,7 +108,7 @@ def gather(board: Board, coming: Coming, term: int, mine: Member) -> Plan:
 
 
 def answer(board: Board, mine: Member) -> Plan | None:
-    """Act as another announced block: answer the leader, and return the membership; None if this block is no member.
+    """Act as another announced block: report to the leader, and return the membership; None if this block is not in it.
     Raises `StoreLostError`."""
     board.put(f"here-{mine.task}", encode(mine))
     if (text := board.wait(_BEGINS, 2 * MOST_S)) is None:

@@ -1,7 +1,9 @@
-"""Process groups that are formed while training goes on, and the change to them. A thread forms the new groups over the
-store of the job's board. Once training pauses for the change, a small sum tests each group. Then the default group is
-replaced by one whose registered backend returns the new groups. So all collectives without a group argument (the
-script's, DDP's) use the new ranks."""
+"""Process groups that are formed during training, and the change to them.
+
+A thread forms the new groups over the store of the job's board. When training pauses for the change, a small all-reduce
+tests each group. Then torch's default group is replaced by one whose backend returns the new groups. So all collectives
+without a group argument (the script's, DDP's) use the new ranks.
+"""
 
 from __future__ import annotations
 
@@ -39,29 +41,29 @@ from ones_wrapper.process.hang_detector import collective
 T = TypeVar("T")
 
 FORM_S = 20.0
-"""Seconds in which a few ranks must form a group, or do one sum over it. `form_s` is for many ranks."""
+"""Seconds in which a few ranks must form a group, or all-reduce once over it. `form_s` is for many ranks."""
 LOOK_S = 0.5
 """Seconds between two checks for ended ranks, while other ranks wait for them."""
 MOST_STUCK = 3
-"""Number of overdue communicators at which no more are made. Each holds a thread and memory of the GPU."""
+"""Number of overdue communicators at which no more are made. Each of them keeps a thread and GPU memory."""
 TRIED = (1, 1 << 18, 1 << 23)
-"""Elements of the sums that test NCCL's groups. NCCL chooses an algorithm by size, and connects ranks at the first use
-of each algorithm."""
+"""Numbers of elements in the all-reduces that test NCCL's groups. NCCL chooses an algorithm by size, and connects ranks
+when it first uses an algorithm."""
 
 _NAMES = re.compile(r"(?:control|data|copy|default|formed|next)-(\d+)(?:-\d+)?")
-"""Names on the board for the groups of a membership; the first number is the generation."""
+"""Pattern of the names of a membership's groups on the board; the first number is the generation."""
 _BACKENDS = {"gloo": ("ones_gloo", ["cpu", "cuda"]), "nccl": ("ones_nccl", ["cuda"])}
 _PAIR = "cpu:ones_gloo,cuda:nccl"
-"""Backend configuration of later groups, if the script uses both gloo and NCCL."""
+"""Backend configuration for groups formed later, if the script uses both gloo and NCCL."""
 _kept: deque[Any] = deque(maxlen=8)
-"""Abandoned groups, up to four a change, kept for two more changes. The destructor of a group that was just left can
-wait for ever for a thread that wants the interpreter's lock (torch 2.13; pytorch#56297)."""
+"""Abandoned groups, at most four for each change, kept for two more changes. The destructor of a group just left can
+hang on a thread that waits for the interpreter's lock (torch 2.13; pytorch#56297)."""
 _formed: dict[str, Any] = {}
 _stores: deque[Store] = deque(maxlen=2)
 """Stores of the present default group and of the previous one."""
 _lock = threading.Lock()
 _stuck: list[Future[Any]] = []
-"""Overdue communicators, which no caller awaits any more."""
+"""Overdue communicators, for which no caller waits any more."""
 
 
 def form_s(world: int) -> float:
@@ -79,7 +81,7 @@ class Formed:
     data: dict[str, Any]
     """Raw groups of the script's backends, by the backend's name."""
     control: Any
-    """A raw gloo group for agreements."""
+    """A raw gloo group for small messages on the CPU."""
     store: Store
     """Store by which torch.distributed forms later groups of the same ranks."""
     copies: int = 0
@@ -124,8 +126,8 @@ def _nccl_group(store: Store, rank: int, world: int, device: torch.device) -> An
 
 
 def in_time(function: Callable[[], T], timeout_s: float, look: Callable[[], object] = bool) -> T:
-    """Return the result of a function that may wait for ever, called in a thread; call `look` meanwhile. Raises
-    `StoreLostError` after `timeout_s` seconds, and each error of `look`: the thread is then left to itself."""
+    """Return the result of a function that may never return: a thread calls it, and `look` is called meanwhile. Raises
+    `StoreLostError` after `timeout_s` seconds, and any error of `look`; the thread is then abandoned."""
     future, until = run_behind("ones-ask", function), time.monotonic() + timeout_s
     while not wait((future,), min(LOOK_S, timeout_s)).done:
         look()
@@ -135,7 +137,8 @@ def in_time(function: Callable[[], T], timeout_s: float, look: Callable[[], obje
 
 
 def connect(make: Callable[[], Any], within_s: float) -> Any:
-    """Return the communicator that `make` makes within `within_s` seconds; a later communicator is aborted.
+    """Return the communicator that `make` makes. One that takes longer than `within_s` seconds is aborted when it is
+    made.
 
     ncclCommInitRank has no time-out, and its nonblocking mode hangs in some releases (pytorch#153960): so a thread
     calls `make`. Raises RuntimeError after `within_s` seconds, and at once if `MOST_STUCK` communicators are overdue.
@@ -155,11 +158,12 @@ def connect(make: Callable[[], Any], within_s: float) -> Any:
 
 
 def try_groups(formed: Formed, device: torch.device, within_s: float, given_up: Callable[[], object] = bool) -> str:
-    """Test a plan's groups by sums before training uses them; return why the groups cannot be used. Empty if they can,
-    and once `given_up` is true: then no rank will use them.
+    """Test a plan's groups by all-reduces before training uses them. Return why they cannot be used; empty if they can.
+    Also empty if `given_up` returns True: then no rank will use them.
 
-    Collective over the plan's ranks, whose devices are idle. A broken link shows here, while training can still go on
-    as before. The time to connect is part of the pause. All ranks that reach each other get the same result.
+    Collective over the plan's ranks, whose devices must be idle. A broken link is found here, while training can still
+    continue with the old ranks. The time to connect is part of the pause. All ranks that reach each other return the
+    same.
     """
     why, until = run_behind("ones-try", partial(_try_all, formed, device)), time.monotonic() + within_s
     while not wait((why,), 0.002).done and not given_up():
@@ -196,7 +200,7 @@ def _try_sum(group: Any, elements: int, world: int, device: torch.device) -> Non
 
 
 class Former(threading.Thread):
-    """Thread that forms the groups of a plan."""
+    """Thread that forms the groups for a plan."""
 
     def __init__(
         self, plan: Plan, rank: int, board: Board, backend: str, device: torch.device, address: str, listening: int = 0
@@ -207,9 +211,9 @@ class Former(threading.Thread):
         self.plan, self.rank, self._board = plan, rank, board
         self._backends, self._device, self._address = backends_of(backend), device, address
         self.formed: Formed | None = None
-        """The groups once they are formed; None before, and if forming failed."""
+        """The groups; None until they are formed, or if that failed."""
         self.error = ""
-        """Reason that the groups could not be formed."""
+        """Reason why the groups could not be formed."""
         self._listening = listening
 
     def run(self) -> None:
@@ -257,7 +261,7 @@ def destroy() -> None:
 
 
 def drop(formed: Formed | None) -> None:
-    """Abort the NCCL groups of a failed plan, which frees threads and memory at once; the Python objects are kept."""
+    """Abort the NCCL groups of a failed plan, to free threads and memory at once. The Python objects are kept."""
     if formed is None:
         return
     keep((formed.data, formed.control))
@@ -303,9 +307,9 @@ def _add_nccl(group: Any) -> None:
 
 
 def begin(group: TorchGroup, board: Board, plan: Plan, rank: int, within_s: float) -> None:
-    """Extend `group`, and torch.distributed's default group if there is one, to all ranks with which a term begins.
+    """Extend `group`, and torch's default group if there is one, to all ranks that begin a term.
 
-    Collective over these ranks. Raises `StoreLostError` if not all of them come within `within_s` seconds, or if a rank
+    Collective over these ranks. Raises `StoreLostError` if not all of them arrive within `within_s` seconds, or if one
     ends meanwhile.
     """
     if len(plan.members) == 1:
@@ -364,7 +368,7 @@ def _register(backend: str) -> str:
 
 
 def _create(name: str, asked: Any, options: Any) -> Any:
-    """Return the formed group as the backend of the default group; make a new one for any later group."""
+    """Return the formed group as the default group's backend; for any later group, form a new one."""
     if name in _formed:
         return _formed[name]
     if name == "ones_gloo":

@@ -1,7 +1,7 @@
-"""Coordinator on the leading rank: reads orders, tracks ready and lost blocks, and publishes the next membership.
+"""Coordinator in the leader's first process: reads orders, tracks ready and lost blocks, and publishes the next
+membership.
 
-The link's thread runs the coordinator, so training never waits. Rank 0 asks for the coordinator's proposal at step
-boundaries.
+The thread of `Link` runs it, so that training never waits. Rank 0 requests its proposal at step boundaries.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ SILENCE_S = 0.5
 DEAD_S = 5.0
 """Seconds without a heartbeat after which a rank counts as lost."""
 NAMED_S = 0.2
-"""Most seconds that the leader waits for the store to name a lost rank, whose connections end at once."""
+"""Seconds in which the store reports a lost rank to the leader, after the rank's connection has ended."""
 UNWANTED_S = 3.0
-"""Seconds that a newcomer waits for an order that names it: a file system may show a new order late."""
+"""Seconds that a new block waits for an order that names it, since a file system may show a new order late."""
 DEADLINE_S = 5.0
-"""Seconds beyond `form_s` after which a plan is dropped: its groups are not formed, or no step has ended."""
+"""Seconds in addition to `form_s` after which a plan is dropped, if its groups are not formed or no step has ended."""
 
 
 class Coordinator:
-    """Coordinator of the memberships of one term."""
+    """Coordinator of the memberships in one term."""
 
     def __init__(
         self,
@@ -45,9 +45,10 @@ class Coordinator:
         fits: Callable[[int], bool],
         back_off: BackOff,
     ) -> None:
-        """`superseded` returns whether another block leads by now, and `fits` whether the job can train with N ranks.
+        """`superseded` returns True if another block leads meanwhile; `fits` returns True if the job can train with N
+        ranks.
 
-        Nothing is published until `changes_by`. `back_off` has the failures of earlier terms. Raises `StoreLostError`.
+        No plan is published before `changes_by`. `back_off` has the failures of earlier terms. Raises `StoreLostError`.
         """
         board.follow("join", "ready", "leaving", "gone", "formed", "unfit")
         self._board, self._orders = board, orders
@@ -55,7 +56,7 @@ class Coordinator:
         self._hot: bool | None = None
         self._back_off = back_off
         self._refused = 0
-        """Number of ranks of the last membership that did not fit; 0 for none."""
+        """Number of ranks that the job cannot use, as last logged; 0 for none."""
         self._lock = threading.Lock()
         self._present = present
         self._plan: Plan | None = None
@@ -63,38 +64,39 @@ class Coordinator:
         self._formed = self._offered = False
         self._last = present.generation
         self._before: Plan | None = None
-        """Previous membership, until the board is cleared of the groups of older memberships."""
+        """Previous membership, until the groups of older memberships are removed from the board."""
         self._registered: dict[str, Member] = {}
         self._since: dict[str, float] = {}
-        """Monotonic time at which each newcomer registered, by uid."""
+        """Monotonic time at which each new block registered, by uid."""
         self._ready: dict[str, float] = {}
-        """Monotonic time at which each newcomer was ready, by uid, the first newcomer first."""
+        """Monotonic time at which each new block was ready, by uid, the first block first."""
         self._ordered: tuple[int, float] = (-1, 0.0)
         self._left: set[int] = set()
-        """Tasks of members asked to end since the order came: no plan waits for them, unless they start again."""
+        """Tasks of members that were asked to end since the newest order. Plans do not wait for them, unless they start
+        again."""
         self._looked_at = 0.0
         self._still = Standstill()
         self._turning, self._stopped = threading.Lock(), False
         self.notes: deque[str] = deque(maxlen=100)
-        """Notes on nodes that newcomers found unfit."""
+        """Notes on nodes that new blocks found unfit."""
         self.stop_all = False
-        """True once all blocks, and thereby the job, are asked to end."""
+        """True when all blocks are asked to end, and so the job."""
         self.lost = ""
-        """Reason that this membership cannot go on; empty while it can."""
+        """Reason why this membership is lost; '' while it is not."""
 
     def stop(self) -> None:
-        """Stop taking turns, and wait for the end of a turn under way."""
+        """Take no more turns, and wait until the present one has ended."""
         with self._turning:
             self._stopped = True
 
     def changes_by(self, present: Plan, hot: bool) -> None:
-        """Publish plans from now on. If `hot`, state moves from memory to memory; else each change begins a term, and
-        no groups are formed beforehand."""
+        """Publish plans from now on. If `hot`, new blocks get the state from memory. If not, each change begins a term,
+        for which no groups are formed in advance."""
         self._present, self._hot = present, hot
 
     def left(self) -> tuple[Member, ...]:
-        """Return the members whose ranks neither ended unplanned nor are silent. Any thread may call this. Raises
-        `StoreLostError`."""
+        """Return the remaining members: those with no rank that is silent or ended unplanned. Any thread may call this.
+        Raises `StoreLostError`."""
         members, until = self._present.members, time.monotonic() + NAMED_S
         left: tuple[Member, ...] | None = None
         while True:
@@ -115,8 +117,8 @@ class Coordinator:
         self._orders.skip_wait()
 
     def proposal(self, may: Callable[[Plan], bool]) -> tuple[int, int]:
-        """Return (generation of the newest plan, generation to change to now); 0 for none. `may` says whether the ranks
-        may change to a plan now. An offer holds until `committed` or `dropped`."""
+        """Return (generation of the newest plan, generation to change to now); 0 for none. `may` returns True if the
+        ranks may change to a plan now. A generation to change to is repeated until `committed` or `dropped`."""
         with self._lock:
             plan = self._plan
             if plan is None:
@@ -131,7 +133,7 @@ class Coordinator:
             self._formed = self._offered = False
 
     def dropped(self, why: str) -> None:
-        """Drop the plan that was offered, for this reason; training goes on as before."""
+        """Drop the proposed plan because of `why`; training continues with the old ranks."""
         with self._lock:
             self._offered = False
         self._drop(why)
@@ -147,7 +149,7 @@ class Coordinator:
         self._board.put(f"verdict-{plan.generation}", "dropped")
 
     def turn(self) -> str:
-        """Take a turn: the coordinator's regular work. Return why the membership cannot go on, empty while it can."""
+        """Take a turn, the coordinator's regular work. Return why the membership is lost, or ''."""
         with self._turning:
             try:
                 if self.alive:
@@ -222,12 +224,12 @@ class Coordinator:
         self._since = {uid: at for uid, at in self._since.items() if uid in self._registered}
 
     def _ages(self, members: Sequence[Member]) -> Iterable[tuple[Member, float]]:
-        """Return for each rank its block and the seconds since its last heartbeat."""
+        """Return (block, seconds since the last heartbeat) for each rank."""
         ranks = {f"{member.uid}-{local}": member for member in members for local in range(member.ranks)}
         return zip(ranks.values(), self._board.silent_s([*ranks]), strict=True)
 
     def _lose(self, whys: dict[str, str]) -> None:
-        """Set `lost` if `whys` (reasons by uid) names a member; turn away the newcomers that `whys` names."""
+        """Set `lost` if `whys` (reasons by uid) has a member; refuse new blocks that it has."""
         for member in self._present.members:
             if member.uid in whys:
                 self.lost = whys[member.uid].format(member.name)
@@ -285,7 +287,7 @@ class Coordinator:
             self._plan, self._formed = plan, not self._hot
 
     def _usable(self, world: int) -> bool:
-        """Return whether the job can train with this number of ranks; if not, log it once."""
+        """Return True if the job can train with this number of ranks; otherwise log that once."""
         fits = self._fits(world)
         if not fits and world != self._refused:
             log(f"no membership of {world} ranks is made: the strategy cannot use them")
@@ -293,7 +295,7 @@ class Coordinator:
         return fits
 
     def _turn_away(self, wanted: tuple[int, ...] | None) -> None:
-        """Turn away newcomers that the order in force does not name, after `UNWANTED_S` seconds."""
+        """Refuse new blocks that the newest order does not name, after `UNWANTED_S` seconds."""
         now = time.monotonic()
         for uid, member in list(self._registered.items()):
             if wanted is not None and member.task not in wanted and now - self._since[uid] > UNWANTED_S:

@@ -1,7 +1,7 @@
-"""Entry of a process into its run: its ranks meet, and in a job of blocks also the ranks of other blocks.
+"""Entry of a process into its run: its block's ranks meet, and in a job of blocks also the ranks of other blocks.
 
-If each change begins a term, blocks meet before the script's first line: a Trainer copies the number of ranks, and must
-find the right number. Else blocks meet in `init`, while other blocks train on.
+If changes begin terms, the ranks meet before the script's first line, since a Trainer copies the number of ranks when
+it is made. Otherwise they meet in `init`, while other blocks train.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from ones_wrapper.process.placement import Placement
 from ones_wrapper.protocol import HOT
 
 _MEET_S = 300.0
-"""Seconds in which the ranks of a block must find each other: as long as torch's own limit."""
+"""Seconds in which the ranks of a block must meet; torch has the same limit."""
 _ELSEWHERE = (
     "the other blocks change from memory to memory, and a Trainer keeps the ranks that it began with: "
     "all blocks of a job must run the same script"
@@ -47,15 +47,15 @@ _ELSEWHERE = (
 
 
 class Entered:
-    """Ranks that have met, before the run is made of them."""
+    """Ranks that have met, before `init` makes a run of them."""
 
     def __init__(self, group: Group, block: Block | None = None) -> None:
-        """`block` is the block whose ranks `group` has so far; None in a plain job."""
+        """`block` is the block whose ranks are in `group`; None in a plain job."""
         self.group, self._block, self._local = group, block, group.rank
         self.blocks: Blocks | None = None
         """The job's blocks, once these ranks have found them; None in a plain job."""
         self.early = False
-        """True until torch.distributed is set up, if the ranks met before the script."""
+        """True if the ranks met before the script, until torch.distributed is set up."""
         self.begun = False
 
     @property
@@ -92,8 +92,8 @@ class Entered:
             self.blocks.give_up(why)
 
     def keep_ranks(self) -> None:
-        """Have each change of ranks begin a term, for a framework that copies rank and world size. Ends this block if
-        it found other blocks that change from memory to memory."""
+        """Make each change of ranks begin a term, for a framework that stores rank and world size. Ends this block if
+        the other blocks send their state from memory."""
         if self.blocks is None:
             return
         self.blocks.machine.carrier = Carrier.CHECKPOINT
@@ -102,7 +102,8 @@ class Entered:
                 raise NotWantedError(_ELSEWHERE)
 
     def set_up(self, group: Group) -> None:
-        """Take over control group and device of `group`, if torch.distributed is set up after the ranks met."""
+        """Take over control group and device from `group`, since torch.distributed is set up only after the ranks have
+        met."""
         mine = self.group
         assert isinstance(mine, TorchGroup) and isinstance(group, TorchGroup)
         connections.keep(mine.control)
@@ -110,8 +111,8 @@ class Entered:
         mine.device, self.early = group.device, False
 
     def failed(self, error: BaseException) -> tuple[int, str] | None:
-        """Return (exit code, reason) for an error before the run is made, if other blocks are lost; else None. Not
-        collective."""
+        """Return (exit code, reason) for an error before the run is made, if other blocks are lost; None for other
+        errors. Not collective."""
         blocks = self.blocks
         if blocks is None or self.begun or not blocks.has_others or not is_peer_lost(error):
             return None
@@ -122,10 +123,11 @@ class Entered:
 
 
 def enter_before_script() -> Entered | None:
-    """Have a block's ranks meet before the script, if the last run reported changes by terms; else return None.
+    """Let a block's ranks meet before the script, if the last run reported that changes begin terms; otherwise return
+    None.
 
-    Afterwards the launcher's variables, from which the script learns its ranks, are true for all blocks together. CUDA
-    and torch.distributed are left for the script to set up.
+    Afterwards the launcher's variables, from which the script reads its ranks, describe all blocks together. CUDA and
+    torch.distributed are not set up here.
     """
     env = os.environ
     again = env.pop("ONES_NEXT_TERM", "")  # not for jobs that this one submits
@@ -212,9 +214,9 @@ def enter_block(group: TorchGroup, block: Block) -> Entered:
 
 
 def _tell_script(group: TorchGroup, block: Block, leader: Leader, nodes_before: int) -> None:
-    """Set the launcher's variables for the present ranks. init_process_group uses the leader's board like the store of
-    torch's agents. Some releases of torch put the number of starts into the store's keys, so all ranks need the same
-    number: the term."""
+    """Set the launcher's variables to the present ranks. init_process_group uses the leader's board in place of the
+    store of torchrun's agents. Some releases of torch put the number of starts into the store's keys. The term serves
+    as this number, since it must be equal on all ranks."""
     env = os.environ
     local, each, node = (int(env[name]) for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"))
     env.update(Placement(group.rank, group.world, local, each, nodes_before + node, group.nodes).env())

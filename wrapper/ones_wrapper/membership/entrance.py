@@ -1,4 +1,5 @@
-"""Entrance of a starting block: it leads its job, begins a term with announced blocks, or joins blocks that train."""
+"""First steps of a block that starts: it leads its job, begins a term with announced blocks, or joins blocks that
+train."""
 
 from __future__ import annotations
 
@@ -25,14 +26,14 @@ from ones_wrapper.process.block import Block
 from ones_wrapper.process.log import log
 
 MODE = "mode"
-"""Key on the board for the carrier by which the present members take blocks in."""
+"""Key on the board with the carrier by which the present members admit blocks."""
 _TURN_S = 0.5
-"""Seconds after which the block's first rank answers its other ranks, even if no news has come."""
+"""Seconds after which a block's first rank reports to the block's other ranks, even if nothing has changed."""
 _LOOK_S = 0.02
 
 
 class NextTermError(Exception):
-    """Raised if the next term begins with this block: its ranks must start again."""
+    """Error: the next term begins with this block, so that its ranks must start again."""
 
 
 @dataclass(frozen=True)
@@ -52,11 +53,11 @@ class FoundBlocks:
     present: Plan | None = None
     """Membership of a term that begins with several blocks; None for any other start."""
     stood_still_at: float = 0.0
-    """Unix time at which training paused for this term, if the term was announced; else 0."""
+    """Unix time at which training paused for this term; 0 if the term was not announced."""
 
 
 def come_in(group: TorchGroup, job_dir: Path, block: Block, env: Mapping[str, str]) -> FoundBlocks:
-    """Find the job's leader, become the leader, or begin a term with announced blocks, whose ranks `group` then gets.
+    """Find the job's leader, become it, or begin a term with announced blocks, whose ranks are then in `group`.
     Collective over the block. Raises `NotWantedError` if the job is over, and `StoreLostError`."""
     folder, address = HotFolder(job_dir, block.array), node_name(env)
     hosted: list[Board] = []
@@ -105,10 +106,11 @@ def come_in(group: TorchGroup, job_dir: Path, block: Block, env: Mapping[str, st
 
 
 def wait_for_term(group: TorchGroup, found: FoundBlocks, link: Link, leaving: Callable[[], bool]) -> None:
-    """Wait until the present members name their carrier; return if state moves from memory to memory.
+    """Wait until the present members post their carrier. Return if they send the state from memory; else wait for the
+    next term.
 
-    Else the block waits for the next term. Collective over the block. `leaving` returns whether the block is asked to
-    end. Raises `NextTermError`, `NotWantedError` and `StoreLostError`.
+    Collective over the block. `leaving` returns True if the block is asked to end. Raises `NextTermError`,
+    `NotWantedError` and `StoreLostError`.
     """
     registered = False
 
@@ -138,14 +140,14 @@ def wait_for_term(group: TorchGroup, found: FoundBlocks, link: Link, leaving: Ca
 
 
 def say_ready(board: Board, me: Member) -> None:
-    """Announce that block `me`, whose ranks send heartbeats, can join; its first rank calls this. Raises
+    """Post that block `me` can join, since its ranks send heartbeats. Called on its first rank. Raises
     `StoreLostError`."""
     board.put(f"join-{me.uid}", encode(me))
     board.put(f"ready-{me.uid}", "1")
 
 
 def _look(found: FoundBlocks, link: Link, leaving: Callable[[], bool], registered: bool) -> str:
-    """Return the next step as a word for `wait_for_term`; empty for none. Only the block's first rank calls this."""
+    """Return a word for what `wait_for_term` does next; '' for nothing. Called on the block's first rank."""
     uid, until = found.me.uid, time.monotonic() + _TURN_S
     while time.monotonic() < until:
         if leaving():

@@ -64,7 +64,8 @@ class Leader:
 
 
 def living(leader: Leader, secret: JobSecret, timeout_s: float = 2.0) -> bool:
-    """Return whether the leader's board answers within `timeout_s`. Only a process with the secret can answer."""
+    """Return True if the leader's board answers within `timeout_s` seconds. Only a process with the secret can
+    answer."""
     try:
         StoreClient(leader.host, leader.port, secret, MEMBER, leader.place, timeout_s).close()
     except StoreLostError:
@@ -96,10 +97,11 @@ class HotFolder:
         return None
 
     def next_term(self, after: Leader | None) -> int:
-        """Return the term to claim once `after`, the newest leader seen, is lost. Terms with invalid files are skipped.
+        """Return the term to claim after `after`, the newest leader known, is lost. Terms with invalid files are
+        skipped.
 
-        A term that another block has claimed since is not skipped, so that the claim fails: a claim of the next term
-        would replace a living leader.
+        A term that another block has claimed meanwhile is not skipped, so that the claim fails. A claim of the term
+        after it would replace a leader that is alive.
         """
         taken = set(self._terms())
         term = after.term + 1 if after else 0
@@ -108,10 +110,10 @@ class HotFolder:
         return term
 
     def claim(self, leader: Leader) -> bool:
-        """Claim the term of this leader; return whether the claim succeeded.
+        """Claim the term of this leader; return True on success.
 
-        A claim fails if another block has this or a later term, or if the file cannot be written. One of several
-        concurrent claims succeeds. Raises ValueError for a leader whose file would be invalid.
+        A claim fails if another block has this or a later term, or if the file cannot be written. Of several claims at
+        once exactly one succeeds. Raises ValueError for a leader whose file would be invalid.
         """
         data = asdict(leader) | {"array": self._array}
         self._decoded(data, leader.term)
@@ -159,7 +161,8 @@ class HotFolder:
         return ""
 
     def announced(self) -> dict[str, Any] | None:
-        """Return this job's last announcement; None for none, or if the file cannot be read, which is logged once."""
+        """Return this job's last announcement; None if there is none, or if it cannot be read (which is logged
+        once)."""
         try:
             data = read_json(self.path / COMING, MOST_COMING)
         except FileNotFoundError:
@@ -216,7 +219,7 @@ class HotFolder:
         return leader
 
     def _prune(self, newest: int) -> None:
-        """Remove leader files whose terms no block can be claiming any more, and files of killed claims."""
+        """Remove leader files of terms that no block can still be claiming, and files of claims that were killed."""
         for term in self._terms():
             if term <= newest - KEPT:
                 with suppress(OSError):

@@ -1,7 +1,7 @@
-"""Background thread that keeps up one rank's membership: heartbeats, news from the board, groups of plans.
+"""Background thread for one rank's membership: heartbeats, pushed texts of the board, and groups of plans.
 
-On the leading rank the thread also runs the coordinator. The thread begins to form a plan's groups before the ranks
-agree on the plan. It runs on while the script's thread waits in a collective that never ends.
+On rank 0 the thread also runs the coordinator. It begins to form a plan's groups before the ranks agree on the plan. It
+continues while the script's thread hangs in a collective.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from ones_wrapper.membership.plan import Plan, decode_plan
 from ones_wrapper.network.client import StoreLostError, rest_idle
 
 LOOK_S = 0.1
-"""Longest wait for news, in seconds. After each wait the thread checks whether its block is asked to end, and runs the
-coordinator."""
+"""Most seconds that the thread waits for pushed texts. After each wait it checks whether its block is asked to end, and
+runs the coordinator."""
 LEADER_S = 20.0
-"""Seconds without a heartbeat after which the leader counts as lost. Longer than for other ranks: all blocks start
-again after this loss, and the leader's script may hold the interpreter's lock."""
+"""Seconds without a heartbeat after which the leader counts as lost. This is longer than for other ranks, since all
+blocks start again after this loss, and since the leader's script may hold the interpreter's lock."""
 MAIN_S = 1.0
-"""Seconds that the script's thread has to notice the loss of other ranks, before this thread ends the process."""
+"""Seconds in which the script's thread must notice the loss of other ranks. After that this thread ends the process."""
 _KINDS = ("lost", "mode", "leave", "newest", "plan", "verdict")
 
 Make = Callable[[Plan, int, Board], Former]
@@ -36,14 +36,14 @@ class Link(threading.Thread):
     """The background thread of one rank, connected to its leader's board."""
 
     def __init__(self, board: Board, name: str, leaving: Callable[[], bool], abandon: Callable[[str], None]) -> None:
-        """`name` is the rank's name in heartbeats, and `leaving` returns whether the block is asked to end. Raises
+        """`name` is the rank's name in heartbeats. `leaving` returns True if the block is asked to end. Raises
         `StoreLostError`."""
         super().__init__(name="ones-link", daemon=True)
         self._name, self._leaving = name, leaving
         self.abandon = abandon
-        """Called with the reason once the membership is lost; ends the process."""
+        """Function that is called with the reason when the membership is lost, and ends the process."""
         self.lost = ""
-        """Reason that the membership is lost; empty while it is not."""
+        """Reason why the membership is lost; '' while it is not."""
         self._lock = threading.Lock()
         self._stop_asked = threading.Event()
         self._signed_at, self._told = 0.0, False
@@ -51,27 +51,27 @@ class Link(threading.Thread):
         self._make: Make | None = None
         self._next, self._uid = 0, ""
         self._formers: dict[int, Former] = {}
-        """Each `Former` by the generation of its plan, until `take` returns it. A later plan does not end it: this rank
-        may ask for a plan's groups after the leader has published the next plan."""
+        """`Former` of each plan by generation, until `take` returns it. A later plan does not remove it, since this
+        rank may request a plan's groups after the leader has published the next one."""
         self.follow(board)
 
     def follow(self, board: Board, coordinator: Coordinator | None = None) -> None:
-        """Follow this board from now on, and run `coordinator` on the leading rank. Raises `StoreLostError`."""
+        """Follow this board from now on, and run `coordinator` on the leader's rank 0. Raises `StoreLostError`."""
         followed = board.through_agent()
         followed.follow(*_KINDS)
         followed.will(f"gone-{self._name}", "1")
         self._sign(followed)
         if followed is not board:
-            board.will()  # of `come_in`: this connection may rest
+            board.will()  # takes back that of `come_in`, since this connection may be closed when idle
         with self._lock:
             self._board, self._coordinator, self.lost = followed, coordinator, ""
 
     def heard(self, key: str) -> str | None:
-        """Return the text that the board pushed last for this key."""
+        """Return the newest text that the board has pushed for this key; None if there is none."""
         return self._board.heard(key)
 
     def stop(self) -> None:
-        """Stop the thread as planned, so that this rank does not count as lost."""
+        """Stop the thread in a planned way, so that this rank does not count as lost."""
         self._stop_asked.set()
         with suppress(StoreLostError):
             self._board.will()
@@ -79,13 +79,14 @@ class Link(threading.Thread):
     # -- plans --------------------------------------------------------------------------------------------------------
 
     def form(self, present: int, uid: str, make: Make) -> None:
-        """Form, from now on, the groups of all plans after the generation `present` that name the block `uid`. `make`
-        returns a `Former` for a plan, the rank of the block's first process, and a board."""
+        """Form, from now on, the groups of each plan after generation `present` that has the block `uid`. `make`
+        returns a `Former`, given a plan, the rank of the block's first process, and a board."""
         with self._lock:
             self._next, self._uid, self._make = max(self._next, present + 1), uid, make
 
     def take(self, generation: int) -> Former | None:
-        """Return the `Former` of a plan's groups; None if the caller must form them: this thread has not begun."""
+        """Return the `Former` of a plan; None if this thread has not begun to form its groups, so that the caller
+        must."""
         with self._lock:
             self._next = max(self._next, generation + 1)
             for past in [one for one in self._formers if one < generation]:
@@ -108,7 +109,7 @@ class Link(threading.Thread):
     # -- the thread ---------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Take turns until the thread is stopped, or until the membership is lost, which ends the process."""
+        """Take turns until the thread is stopped. If the membership is lost, end the process."""
         while not self._stop_asked.is_set():
             board = self._board
             try:
@@ -126,7 +127,7 @@ class Link(threading.Thread):
                 return
 
     def _turn(self, board: Board) -> str:
-        """Take one turn; return the reason that the membership is lost, empty if it is not."""
+        """Take one turn; return why the membership is lost, or ''."""
         board.listen(LOOK_S)
         if self._leaving() != self._told or time.monotonic() - self._signed_at > SIGN_S:
             if self._sign(board) > LEADER_S:

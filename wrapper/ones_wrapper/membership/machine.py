@@ -1,7 +1,7 @@
 """States of a block in its job, and the table of allowed transitions. All ranks of a block have the same state.
 
-Only `BlockMachine.go` changes a state. A transition that the table lacks is a fault of this package. The transition is
-made and logged: the fault must not end a training. The picture in docs/how_blocks_work.md is made from the table:
+Only `BlockMachine.go` changes a state. A transition that is not in the table is an error of this package: it is logged
+and made all the same, since it must not end a training. The picture in docs/how_blocks_work.md is made from the table:
 ``python -m ones_wrapper.membership.machine``.
 """
 
@@ -28,9 +28,9 @@ class BlockState(Enum):
     MEMBER = "member"
     """The block trains, and another block has rank 0."""
     CHANGING = "changing"
-    """The block prepares for a plan, and trains or waits as before."""
+    """The block prepares for a plan; meanwhile it trains, or waits to join."""
     PARTING = "parting"
-    """The block's ranks end: other blocks train on without them, or the next term begins."""
+    """The block's ranks end: other blocks train without them, or the next term begins."""
     OVER = "over"
     """Training is finished."""
     LOST = "lost"
@@ -38,12 +38,13 @@ class BlockState(Enum):
 
 
 class Carrier(Enum):
-    """Way by which the training state reaches the ranks of the next membership. A plain job has only the requeue."""
+    """Way in which the training state gets to the ranks of the next membership. In a plain job it is always the
+    requeue."""
 
     MEMORY = "memory"
     """Transfer from memory to memory; ranks that stay keep running."""
     CHECKPOINT = "checkpoint"
-    """Checkpoint, from which the ranks of the next term begin."""
+    """A checkpoint, from which the ranks of the next term begin."""
 
 
 class BlockEdge(NamedTuple):
@@ -76,7 +77,7 @@ BLOCK_EDGES = (
     BlockEdge(_PARTING, _OUTSIDE, "the next term is to begin with it: its launcher forks its ranks again"),
     BlockEdge(_LOST, _OUTSIDE, "its launcher forks its ranks again"),
 )
-"""Table of transitions. Besides these, `lost` may follow any state that is not in `LAST`."""
+"""Table of transitions. In addition `lost` may follow any state not in `LAST`."""
 
 LAST = frozenset({_PARTING, _OVER, _LOST})
 """Final states: the process ends, and the block's next state belongs to another process."""
@@ -89,10 +90,10 @@ class BlockMachine:
 
     def __init__(self, state: BlockState, carrier: Carrier) -> None:
         self.state = self.settled = state
-        """Present state; `settled` is the state before the change under way, or before the end."""
+        """Present state. `settled` is the last state before a change or an end."""
         self.carrier = carrier
         self.plan: Plan | None = None
-        """Plan of the change under way; None if there is no change."""
+        """Plan to which the block changes; None if it does not."""
         self._lock = threading.Lock()
 
     def go(self, to: BlockState) -> None:
@@ -113,7 +114,7 @@ class BlockMachine:
         self.plan = plan
 
     def back(self) -> None:
-        """Return to the settled state after a change that failed; do nothing if no change is under way."""
+        """Return to the settled state after a change failed; does nothing without a change."""
         if self.state is _CHANGING:
             self.go(self.settled)
 

@@ -1,4 +1,4 @@
-"""Search for the job's leader, claim of a term, and the errors that show that other blocks are gone."""
+"""Search for the job's leader, claim of a term, and errors of lost blocks."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from ones_wrapper.process.block import Block
 from ones_wrapper.process.faults import Fault, fault_of
 
 DYING_S = 15.0
-"""Seconds in which a leader must end after it posted that its membership is lost."""
+"""Seconds in which a leader must end after it has posted that its membership is lost."""
 _TRY_S = 2.0
 """Seconds in which a living leader must accept a connection."""
 _LOOK_S = 0.02
-"""Seconds between two looks for the leader of an announced term, whose ranks wait to train."""
+"""Seconds between two searches for the leader of an announced term, whose ranks wait to train."""
 
 
 class PeersLostError(RuntimeError):
-    """Raised if the leader or ranks of other blocks are lost: this block's ranks must start again."""
+    """Error: the leader or ranks of other blocks are lost. This block's ranks must start again."""
 
 
 class NotWantedError(Exception):
-    """Raised if this block has nothing to do; the message gives the reason."""
+    """Error: this block has nothing to do. The message says why."""
 
 
 def is_peer_lost(error: BaseException) -> bool:
-    """Return whether an error shows that ranks of other blocks are gone, rather than a fault of the script."""
+    """Return True if an error is due to the loss of other blocks' ranks, and not to the script."""
     if isinstance(error, (PeersLostError, StoreLostError)):
         return True
     fault = fault_of(error)
@@ -43,10 +43,11 @@ def is_peer_lost(error: BaseException) -> bool:
 
 
 def find_or_found(folder: HotFolder, block: Block, network: JobNetwork) -> tuple[Leader | None, Board | None]:
-    """Return (leader, its board). The board is None unless this process leads; both are None if the job is over.
+    """Return (leader, connection to its board). If another block leads, the connection is None; if the job is over,
+    both are.
 
-    A block that may lead an announced term claims the term, and other blocks wait for the claim. A claim waits until
-    the previous term's rescue checkpoint is written.
+    A block that may lead an announced term claims it; other blocks wait for that claim. Before a claim, it waits until
+    the rescue checkpoint of the previous term is written.
     """
     until = time.monotonic() + DYING_S
     patience: float | None = None

@@ -1,7 +1,7 @@
-"""Check of a node before its block joins: a node that hangs, is slow or lacks memory would hold up all ranks.
+"""Check of a node before its block joins. A node that hangs, is slow or has too little memory would delay all ranks.
 
-Each rank multiplies matrices, and the block's ranks sum a tensor together. Their times are written into the job's
-folder, and compared with the times of the job's other nodes. `devices.choice` checks the number of GPUs.
+Each rank multiplies matrices, and the block's ranks all-reduce a tensor. The times are written to the job's folder, and
+compared with those of the job's other nodes. `devices.choice` checks the number of GPUs.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from ones_wrapper.protocol.fields import build, types_of
 CHECK_S = 10.0
 """Most seconds for the whole check."""
 SLOWER = 4.0
-"""Multiple of the other nodes' median time above which a node is unfit, unless its time is below `NOISE_S`."""
+"""A node is unfit if its time is above this multiple of the other nodes' median, and above `NOISE_S`."""
 NOISE_S = {"cpu": 0.5, "cuda": 0.02}
-"""Seconds, by type of device, that other work on a host may cost: a node with a shorter time is never unfit."""
+"""Seconds, by type of device, that may be due to other work on the host."""
 LEAST_FREE = 0.8
-"""Least free memory of a node's GPUs, as a share of the other nodes' median."""
+"""Smallest free memory of a node's GPUs, relative to the median of the other nodes."""
 REPEATS = 5
 _PRODUCTS = {"cpu": (256, 4, torch.float32), "cuda": (4096, 50, torch.float16)}
-"""Edge of the matrices, number of products, and dtype, by type of device."""
+"""(size of the matrices, number of products, dtype) by type of device."""
 _SUMMED = {"cpu": 1 << 18, "cuda": 1 << 24}
 """Elements of the tensor that is summed over the ranks, by type of device."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}", re.ASCII)
@@ -49,7 +49,7 @@ _MOST_BYTES, _MOST_NODES = 4096, 1024
 
 @dataclass(frozen=True)
 class NodeFigures:
-    """Measurements of one of the job's nodes: times of its slowest rank in a block, each the best of `REPEATS`."""
+    """Measurements of one node: times of the slowest rank in its block, each the best of `REPEATS`."""
 
     name: str
     device: str
@@ -89,7 +89,7 @@ class NodeCheck:
         self._name = env.get("SLURMD_NODENAME") or os.uname().nodename
 
     def take(self) -> None:
-        """Measure this block's nodes and write the times down, for comparison with later nodes. Collective."""
+        """Measure this block's nodes, and write the times for comparison with later nodes. Collective."""
         try:
             nodes = self._measured()
             self._group.on_first(lambda: self._write(nodes))
@@ -189,7 +189,7 @@ def _multiplier(device: torch.device) -> Callable[[], None]:
 
 
 def _sum(group: TorchGroup) -> None:
-    """Sum a tensor over the ranks, by the training's backend if torch.distributed is set up."""
+    """All-reduce a tensor over the ranks, by the backend for training if torch.distributed is set up."""
     device = group.device if dist.is_initialized() else torch.device("cpu")
     ones = torch.ones(_SUMMED[device.type], device=device)
     if device.type == "cuda":

@@ -1,4 +1,4 @@
-"""Memberships as data, and the choice of the next membership. Pure: no torch, no files, no clock."""
+"""Memberships as data, and the choice of the next one. Pure functions: no torch, no files, no clock."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from ones_wrapper.protocol.fields import ProtocolError, build, types_of
 T = TypeVar("T")
 
 PATIENCE_S = 3.0
-"""Seconds that ready blocks wait for further blocks that the same order names."""
+"""Seconds that ready blocks wait for other blocks of the same order."""
 MAX_RANKS = 1 << 20
 
 
 @dataclass(frozen=True)
 class Member:
-    """A block's task, start and size, as the block announces them."""
+    """Task, start and size of a block, as the block announces them."""
 
     task: int
     restart: int
     uid: str
-    """Name of this start of the block's ranks; every start has another name."""
+    """Name of this start of the block, different for each start."""
     ranks: int
     nodes: int
     ranks_per_node: int
     max_local: int = 0
     """Largest local batch, in samples, that the block's devices hold."""
     memory: str = ""
-    """Folder in the memory of the block's node (`node_memory.FOLDER`); empty for none, and on several nodes."""
+    """Folder in the memory of the block's node (`node_memory.FOLDER`); empty if it has none, or several nodes."""
 
     def __post_init__(self) -> None:
         if self.ranks < 1 or any(
@@ -55,12 +55,12 @@ class Plan:
     order: int | None = None
     """Number of the order that asked for this plan; None if no order did."""
     batch: int = 0
-    """Global batch after the change, in samples; 0 keeps the present batch."""
+    """Global batch in samples after the change; 0 keeps the present batch."""
     why: str = "order"
     ready_s: float = 0.0
     """Seconds from the order until the last new block was ready."""
     moves: bool = False
-    """True if another block leads after the change."""
+    """True if the leader is another block after the change."""
 
     @property
     def world(self) -> int:
@@ -154,15 +154,15 @@ def next_plan(
     leaving: Collection[str],
     waited_s: float,
 ) -> tuple[Member, ...] | None:
-    """Return the members that shall train next; None if nothing changes.
+    """Return the members that train next; None if nothing changes.
 
-    `present` train now, in rank order. `wanted` are the tasks that the order in force names, the preferred leader
-    first; None if no order names tasks. `ready` are newcomers that can join; the first of them has waited `waited_s`
+    `present` are the present members, in rank order. `wanted` are the tasks in the newest order, preferred leaders
+    first; None if no order names tasks. `ready` are new blocks that can join; the first of them has waited `waited_s`
     seconds. `leaving` are the uids of members that are asked to end.
 
-    Members that stay keep their order, so ranks move as little as possible. If the leader goes, the first task of
-    `wanted` that stays leads. A block that is no longer wanted leaves once all wanted blocks are there: a replacement
-    comes before the replaced block goes. If all members are leaving and no block is ready, nothing changes.
+    Members that stay keep their order, so that few ranks change. If the leader goes, the first task of `wanted` among
+    the members that stay leads. A block that is not wanted leaves when all wanted blocks are there, so that a
+    replacement comes first. If all members are leaving and no block is ready, nothing changes.
     """
     able = [member for member in present if member.uid not in leaving]
     tasks = {member.task for member in able}

@@ -1,8 +1,8 @@
 """Rescue checkpoint of a lost membership: which rank writes it, and how the next term waits for it.
 
-The first rank that notices the loss claims the checkpoint by an empty file in the job's folder. Renaming the file ends
-the claim. On a GPU only a step whose event is done is written. A collective whose peer died never ends, and a model
-that waits for the collective lacks steps that its progress counts.
+The first rank that notices the loss claims the checkpoint by an empty file in the job's folder. It renames the file
+when it is done. On a GPU only a step whose event has completed is written. A collective whose peer died never
+completes, and a model that waits for it lacks steps that its progress already counts.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from ones_wrapper.process.exit_codes import PEER_LOST
 from ones_wrapper.process.log import log
 
 WAIT_S = 20.0
-"""Seconds that a new leader waits for a rescue checkpoint of the previous term. A later checkpoint does not count."""
+"""Seconds that a new leader waits for a rescue checkpoint of the previous term. One that comes later is not used."""
 
 
 class Ending:
-    """End of a rank that lost other ranks, by the thread that notices first: the script's thread, or the link's. The
-    deadline begins before all waits, including the wait for the lock."""
+    """End of a rank that lost other ranks, by the thread that notices it first: the script's thread or `Link`'s. A
+    deadline is set before any wait, also that for the lock."""
 
     def __init__(
         self,
@@ -35,13 +35,15 @@ class Ending:
         forget: Callable[[], None],
         deadline: Callable[[float, int], EndTimer] = EndTimer,
     ) -> None:
-        """`write` writes the checkpoint if the model is whole; `forget` drops metrics that wait for the device."""
+        """`write` writes the checkpoint if the state is consistent. `forget` drops metrics, which would wait for the
+        device."""
         self.marks = Marks(device)
         self._device, self._write, self._forget, self._deadline = device, write, forget, deadline
         self._running: EndTimer | None = None
         self._starting = threading.Lock()
         self._one = threading.Lock()
-        """Lock held while the checkpoint is written, so that the other thread does not end the process meanwhile."""
+        """Lock that is held while the checkpoint is written, so that the other thread does not end the process
+        meanwhile."""
         self._over = False
 
     def _start(self) -> EndTimer:
@@ -50,7 +52,8 @@ class Ending:
             return self._running
 
     def by_script(self, say: Callable[[], None]) -> None:
-        """Handle an error in the script's thread: call `say`, which informs log and ranks, and write the checkpoint."""
+        """Handle an error in the script's thread: call `say`, which reports the loss in the log and on the board, and
+        write the checkpoint."""
         deadline = self._start()
         with self._one:  # never released, if the link's thread came first
             self._over = True
@@ -58,8 +61,8 @@ class Ending:
             self._rescue(deadline)
 
     def by_watch(self, say: Callable[[], None], end: Callable[[], None]) -> None:
-        """End the process by `end` from the link's thread, while the script's thread waits for lost ranks. Returns only
-        if the script's thread has begun to end the process itself."""
+        """End the process by `end` from the thread of `Link`, while the script's thread waits for lost ranks. Returns
+        only if the script's thread is already ending the process."""
         deadline = self._start()
         with self._one:
             if self._over:
@@ -86,7 +89,7 @@ class Ending:
 
 
 def claim(folder: Path, term: int) -> bool:
-    """Claim the rescue checkpoint of a term; return whether this process got the claim and has to write."""
+    """Claim the rescue checkpoint of a term; return True if this process must write it."""
     if _done(folder, term).exists():
         return False
     try:
@@ -97,7 +100,7 @@ def claim(folder: Path, term: int) -> bool:
 
 
 def done(folder: Path, term: int) -> None:
-    """Mark the rescue checkpoint of a term as over: written, or given up."""
+    """Mark the rescue checkpoint of a term as done: written, or given up."""
     with suppress(OSError):
         _path(folder, term).rename(_done(folder, term))
 

@@ -1,4 +1,4 @@
-"""Wait for further blocks, if the job's strategy cannot train with the ranks that are left."""
+"""Wait for further blocks when the job's strategy cannot use the present number of ranks."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from ones_wrapper.process.hooks import FLAGS
 from ones_wrapper.process.log import log
 
 WAIT_S = 1800.0
-"""Longest wait, in seconds; then the strategy's error ends the ranks."""
+"""Most seconds to wait. After that the strategy's error ends the ranks."""
 _LOOK_S = 0.1
 
 
 def wait_for_others(group: TorchGroup, blocks: Blocks) -> None:
     """Wait for other blocks until the strategy can use the number of ranks; return if no block came. Collective.
 
-    If blocks came, the next term begins from the newest checkpoint: raises `NextTermError`, or `NotWantedError` if this
-    block is no member. Ends the process if the block or the job is asked to end. Raises `PeersLostError`.
+    If blocks came, the next term begins from the newest checkpoint: this raises `NextTermError`, or `NotWantedError` if
+    this block is not in it. Ends the process if the block or the job is asked to end. Raises `PeersLostError`.
     """
     FLAGS.armed = True
     directory = find_job_directory(os.environ, Path.cwd())
@@ -40,8 +40,9 @@ def wait_for_others(group: TorchGroup, blocks: Blocks) -> None:
 
 
 def wait(group: TorchGroup, blocks: Blocks, requests: OwnerRequests) -> int:
-    """Return the exit code with which this rank ends; 0 if no block came. Collective. Raises as `wait_for_others` does.
-    A block that is asked to end does so at once, since no block trains; the other blocks start again."""
+    """Return the exit code with which this rank must end; 0 if no block came. Collective. Raises the errors of
+    `wait_for_others`. If a block is asked to end it does so at once, since no block trains; the other blocks start
+    again."""
     until = time.monotonic() + WAIT_S
     while True:
         first = group.rank == 0
