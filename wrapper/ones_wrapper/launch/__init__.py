@@ -1,7 +1,7 @@
-"""`ones-run`: start the ranks on the present allocation, and again when they crash.
+"""`ones-run`: starts the ranks on the present allocation, and starts them again after a crash.
 
-`ones-run` runs in the batch script, in place of `srun`, and receives Slurm's signals to the batch script. `ones-run`
-needs the standard library only, to start fast.
+`ones-run` runs in the batch script, in place of `srun`, and gets Slurm's signals to the batch script. It imports only
+the standard library, to start fast.
 """
 
 from __future__ import annotations
@@ -57,23 +57,24 @@ _PREFIXES = (
     *("PYTHONHASHSEED", "ONES_", "SLURM_RESTART", "SLURM_ARRAY_"),
     *("NCCL_", "GLOO_", "CUDA_", "TORCH_", "PYTORCH_", "UCX_", "FI_"),
 )
-"""Prefixes of further such variables: different NCCL settings make nodes hang. CUDA_VISIBLE_DEVICES is not passed."""
+"""Prefixes of more such variables. For example, nodes with different NCCL settings hang. CUDA_VISIBLE_DEVICES is not
+passed."""
 _OURS = "ONES_OURS"
-"""Variable with the names of all variables that `ones-run`, not the user, gave the ranks."""
+"""Variable with the names of all variables that `ones-run`, and not the user, has set for the ranks."""
 _BY_JOB = re.compile(rf"{directory_name(0)[:-1]}\d+", re.ASCII)
 """Names of job directories that the user did not choose."""
 
 
 @dataclass(frozen=True)
 class LaunchOptions:
-    """The user's options for the start of ranks; None if left open."""
+    """The user's options for starting ranks; None for an option not given."""
 
     launcher: str | None = None
     mpi: str | None = None
     backend: str | None = None
     ranks_per_node: int | None = None
     container: tuple[str, ...] = ()
-    """Words before a command that run the command in a container; empty for none."""
+    """Words in front of a command that run it in a container; empty for none."""
 
     @property
     def talks_mpi(self) -> bool:
@@ -82,7 +83,7 @@ class LaunchOptions:
 
     @classmethod
     def of(cls, env: Mapping[str, str], args: argparse.Namespace) -> LaunchOptions:
-        """Take the options from the command line, else from the environment. Raises `LaunchError`."""
+        """Return the options from the command line, or else from the environment. Raises `LaunchError`."""
         return cls(
             args.launcher or env.get("ONES_LAUNCHER") or None,
             args.mpi or _choice(env, "ONES_MPI", MPI_TYPES),
@@ -112,10 +113,11 @@ def plan(
     attempt: int = 0,
     retries: int = 3,
 ) -> Started:
-    """Return the command and environment that start SCRIPT on the allocation that `env` describes.
+    """Return the command and environment that start SCRIPT on the allocation in `env`.
 
-    `find` returns a program's path, and `ask` its output. `now` is the Unix time at which `ones-run` began. `attempt`
-    starts of the ranks came before, and `retries` are allowed. Raises `LaunchError`.
+    `find` returns a program's path, `ask` runs a program and returns its output. `now` is the Unix time at which
+    `ones-run` began. `attempt` is the number of earlier starts of the ranks, and `retries` is as in `RestartLimits`.
+    Raises `LaunchError`.
     """
     has = allocation(env, options.ranks_per_node)
     mpi, direct = options.mpi or "none", options.talks_mpi
@@ -243,7 +245,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def own_environment(env: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment without variables of a job whose rank submitted this job. A user's own choices stay."""
+    """Return the environment without the variables of a job whose rank submitted this job. What the user set is
+    kept."""
     own = {name: value for name, value in env.items() if name not in ("ONES_LAUNCHED", STORE, PLACE)}
     if "ONES_LAUNCHED" in env and env.get("TORCHELASTIC_RUN_ID") != env.get("SLURM_JOB_ID", "0"):
         for name in ("ONES_BLOCKS", "ONES_FORK", "ONES_OWN_CARD", FOLDER, FUSED, _OURS, *own.get(_OURS, "").split()):
@@ -281,7 +284,7 @@ def wanted_block(env: dict[str, str], asked: bool, options: LaunchOptions) -> Bl
 
 
 def serve(job_dir: Path, env: Mapping[str, str]) -> str:
-    """Serve a store to the ranks until this process ends; return its host and port. Raises `LaunchError`."""
+    """Serve a store to the ranks for as long as this process lives; return its host and port. Raises `LaunchError`."""
     folder = HotFolder(job_dir, 0)
     folder.prepare()
     try:
@@ -305,7 +308,7 @@ def new_secret(source: str, env: Mapping[str, str], cwd: Path) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point of `ones-run`; returns the script's exit code, or 2 if nothing could be started."""
+    """Run `ones-run`; return the script's exit code, or 2 if nothing could be started."""
     now = time.time()
     args = _parser().parse_args(argv)
     env = own_environment(os.environ)

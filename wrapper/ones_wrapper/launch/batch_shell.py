@@ -1,4 +1,5 @@
-"""Watches the shell of the batch script, which Slurm's warning signal kills unless `exec` made it ones-run."""
+"""Watch on the shell of the batch script. Slurm's warning signal kills it, unless the script starts `ones-run` by
+`exec`."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ _NAME = "slurm_script"
 
 
 class BatchShell:
-    """Process of the shell that runs this job's batch script, if SIGUSR2 would kill the shell; else no process."""
+    """The shell that runs this job's batch script, if SIGUSR2 would kill it; otherwise no process."""
 
     def __init__(self, process: int | None = None, proc: Path = Path("/proc")) -> None:
         self._proc = proc
@@ -51,6 +52,6 @@ def status_of(pid: int, proc: Path = Path("/proc")) -> dict[str, str]:
 
 
 def killed_by_warning(job_id: int) -> bool:
-    """Return whether, by Slurm's record, SIGUSR2 ended the job's batch shell: no user and no error did."""
+    """Return True if SIGUSR2 ended the job's batch shell, by Slurm's record, rather than a user or an error."""
     answer, _ = run_slurm(["scontrol", "show", "job", str(job_id)])
     return f" ExitCode=0:{signal.SIGUSR2.value}" in answer

@@ -1,6 +1,6 @@
-"""The job's other blocks, as seen by a block's `ones-run` before its ranks start and after they ended.
+"""The job's other blocks, for a block's `ones-run` before its ranks start and after they have ended.
 
-A start of torch takes seconds, which a block that is not wanted should not spend. So this module only reads files, and
+Starting torch takes seconds, which a block that is not wanted should not spend. So this module only reads files, and
 checks whether a leader answers.
 """
 
@@ -27,7 +27,7 @@ from ones_wrapper.protocol import HOT, MAX_INT
 from ones_wrapper.protocol.slurm_commands import cancel_waiting_command
 
 FIRST_WAIT_S = 60.0
-"""Seconds that a block without an order waits for the first block, which leads once it has imported torch."""
+"""Seconds that a block which no order names waits for a leader. The first block leads after it has imported torch."""
 _LOOK_S = 0.5
 
 
@@ -47,10 +47,10 @@ class OtherBlocks:
         self._answers = answers or partial(living, secret=JobSecret.make(self._hot.path))
 
     def not_wanted(self, wait_s: float = 0.0) -> str:
-        """Return why this block has nothing to do; empty if it shall train.
+        """Return why this block has nothing to do; empty if it must train.
 
-        A block that no order names trains if no block leads the job. It first waits up to `wait_s` seconds for a
-        leader. If there is no order at all, the array's first task does not wait, and blocks train one after the other.
+        A block that no order names trains only if no block leads the job. It first waits up to `wait_s` seconds for a
+        leader. If there is no order at all, the array's first task does not wait, and blocks train one after another.
         """
         until = time.monotonic() + wait_s
         while True:
@@ -72,7 +72,8 @@ class OtherBlocks:
             time.sleep(_LOOK_S)
 
     def keep_guests(self, nodes: int, gpus_per_node: int) -> None:
-        """Start a thread that manages guests of this shape while this block leads, if the comment names their queue."""
+        """Start a thread that manages guests of this shape while this block leads, if the comment names a guest
+        queue."""
         self._guests = GuestKeeper(self.block, self._job_dir, self._spool, (nodes, gpus_per_node))
         self._guests.start()
 
@@ -90,7 +91,8 @@ class OtherBlocks:
         return leader.term if leader else 0
 
     def reports(self) -> RunSummary:
-        """Summarize the newest term with reports; a term whose ranks wait for others, or still load, has none."""
+        """Return the summary of the newest term with reports. A term whose ranks wait for others, or still load, has
+        none."""
         return summarize_reports(self._job_dir, newest_run(self._job_dir, self.term()))
 
     def alone(self) -> bool:
@@ -101,8 +103,9 @@ class OtherBlocks:
         return not {*tasks} - {self.block.task}
 
     def ended(self, code: int, stopped: bool) -> None:
-        """Clean up after this block's ranks, which ended for good with this exit code; `stopped` says whether by a
-        signal. If the job is over, its waiting tasks are cancelled: Slurm would start them for nothing."""
+        """Clean up after this block's ranks have ended for good with this exit code. `stopped` is True if a signal
+        ended them. If the job is over, or its script failed, waiting tasks are cancelled, since Slurm would start them
+        for nothing."""
         if self._guests is not None:
             self._guests.stop()
         leader = self._hot.newest()
@@ -127,7 +130,7 @@ class OtherBlocks:
         return (leader.task, leader.restart) == (self.block.task, self.block.restart)
 
     def _ordered(self, leader: Leader | None) -> tuple[int, ...] | None:
-        """The tasks that the order in force names; None without an order, or if the order names none."""
+        """Return the tasks in the newest order; None if there is no order, or if it names none."""
         term = leader.term if leader else MAX_INT
         order = OrderReader(self._job_dir, term, self._spool, self.block.array).poll()
         return order.blocks if order else None

@@ -12,10 +12,10 @@ from ones_wrapper.process.log import log
 from ones_wrapper.process.placement import LaunchError
 
 PYTHON = "python3"
-"""The image's Python, found by the image's PATH: the image need not have the Python of `ones-run`."""
+"""Python of the image, found in the image's PATH: its path may differ from that of `ones-run`'s Python."""
 
 CONTAINER, CWD, VERSION = "ONES_CONTAINER", "ONES_CWD", "ONES_OUTSIDE_VERSION"
-"""Variables that the launcher inside gets: the container's command, the working directory, our version."""
+"""Variables for the launcher in the container: the container's command, the working directory, our version."""
 
 
 # -- for ones-run ------------------------------------------------------------------------------------------------------
@@ -33,7 +33,7 @@ def words_of(text: str | None) -> list[str]:
 
 
 def command(words: Sequence[str], launcher: Sequence[str]) -> list[str]:
-    """Return the command by which `launcher`, a module and its arguments, runs in the container on a node."""
+    """Return the command that runs `launcher`, a module and its arguments, in the container on a node."""
     return [sys.executable, "-m", "ones_wrapper.launch.outside", *words, PYTHON, "-m", *launcher]
 
 
@@ -43,7 +43,7 @@ def outside(words: Sequence[str]) -> dict[str, str]:
 
 
 def own_version() -> str:
-    """Return this package's version; empty if it is not installed but found by PYTHONPATH."""
+    """Return the version of this package; empty if it is not installed."""
     from importlib.metadata import PackageNotFoundError, version  # not at the top: it takes longer than all else here
 
     try:
@@ -56,8 +56,8 @@ def own_version() -> str:
 
 
 def arrive(env: Mapping[str, str]) -> None:
-    """Check in a container that variables and folders came along, and change to the directory of `ones-run`. A node's
-    launcher calls this first. Raises `LaunchError` with the remedy."""
+    """Check in the container that variables and folders are there, and change to the directory of `ones-run`. A node's
+    launcher calls this first. Raises `LaunchError` with a remedy."""
     if "ONES_JOB_DIR" not in env:
         raise LaunchError(
             "ONES_JOB_DIR is not set: in a container, let the environment of the job pass (Apptainer: no --cleanenv or "

@@ -1,6 +1,6 @@
-"""Display of a script's error: the rank that failed first shows it whole; other ranks write a line.
+"""Display of a script's error: the rank that failed first prints it in full; other ranks print one line.
 
-A rank failed first if it makes a small file in the job's directory.
+The first is the rank that can create a small file in the job's directory.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from ones_wrapper.process.log import log
 
 
 def is_consequence(error: BaseException) -> bool:
-    """Return whether an error shows that other ranks are gone, rather than a fault of the script."""
+    """Return True if an error is due to the loss of other ranks, and not to the script."""
     if type(error).__module__.partition(".")[0] not in ("builtins", "torch", "ones_wrapper"):
         return False
     return isinstance(error, (RuntimeError, OSError)) and fault_in(str(error)) is Fault.PEER
 
 
 def show(error: BaseException, code: int) -> None:
-    """Show an uncaught error of the script on this rank, which ends with `code`."""
+    """Print an uncaught error of the script on this rank, which ends with exit code `code`."""
     if code in (OUT_OF_MEMORY, PEER_LOST):  # reported already, and the ranks start again
         return
     env, trace = os.environ, _of_script(error.__traceback__)
@@ -50,7 +50,7 @@ def show(error: BaseException, code: int) -> None:
 
 
 def _first(path: Path, text: str) -> str | None:
-    """Return the error of the rank that failed first; None if this rank did, or if that is unknown."""
+    """Return the error of the rank that failed first; None if it was this rank, or if it is unknown."""
     try:
         if create_small(path, text.encode(errors="replace"), 0o600):
             return None

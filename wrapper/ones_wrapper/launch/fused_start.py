@@ -1,12 +1,12 @@
 """First steps of a job whose sweep may be trained as one (`ones-run --fuse`), before its ranks start.
 
-The first job that Slurm starts asks the companion for waiting jobs of its sweep, and trains them within itself. Each of
-the others starts later, finds its result in its directory, and ends with the result's exit code.
+The first job that Slurm starts asks the companion for waiting jobs of its sweep, and trains them within itself. The
+others start later, find their results in their directories, and end with the exit codes in them.
 
-Four small files carry this. `fusion.json`, in the first job's directory, says that it asks, and names the jobs that it
-trains. In each of their directories `taken.json` names the first job, `result.json` has the result, and `left` says
-that the job trains by itself: the first job then drops it, and its result no longer counts. So a job that starts early
-needs neither the companion nor the first job.
+Four small files are used. `fusion.json`, in the first job's directory, says that it asks, and which jobs it trains. In
+the directory of each of these jobs, `taken.json` names the first job, `result.json` has the result, and `left` says
+that the job trains by itself. In that case the first job stops training it, and its result does not count. So a job
+that starts early needs neither the companion nor the first job.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from ones_wrapper.process.placement import number
 from ones_wrapper.protocol import FUSION, Bye, FusedMember, Fusion, directory_name, encode
 
 COLLECTED = "collected"
-"""Key in the result, set once a job has ended with this result."""
+"""Key in the result that is set when a job has ended with it."""
 FUSED = "ONES_FUSED"
-"""Variable for a script that trains other jobs: the file that names the jobs."""
+"""Variable with the file that names the jobs to train, for a script that trains other jobs."""
 MOST_BYTES = 1 << 20
 WAIT_S = 60.0
-"""Longest wait for the companion's answer."""
+"""Most seconds to wait for the companion's answer."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One job that a fused training trains; the first row is the job itself."""
+    """One of the jobs that a fused training trains; the first row is the job itself."""
 
     job_id: int
     arguments: tuple[str, ...]
@@ -49,9 +49,11 @@ class Row:
 def before_ranks(
     job_dir: Path, env: dict[str, str], script: str, arguments: Sequence[str], wait_s: float = WAIT_S
 ) -> int | None:
-    """Return the exit code from a job that trained this job, or None to train: the first step of `--fuse`.
+    """Return the exit code if another job has trained this job; None if this job must train. It is the first step of
+    `--fuse`.
 
-    If this job is to train others, `env` says so to the script. If anything is amiss, this job trains by itself.
+    If this job trains others, `env` gets a variable for the script. If anything goes wrong, this job trains only
+    itself.
     """
     job_id, restart = number(env, "SLURM_JOB_ID") or 0, number(env, "SLURM_RESTART_COUNT") or 0
     env.pop(FUSED, None)
@@ -70,8 +72,8 @@ def before_ranks(
 
 
 def _collect(job_dir: Path, words: list[str], untouched: bool, restart: int) -> int | None:
-    """Return and report the exit code of a result for this job with exactly these words; None without a result. Then a
-    file tells the other job that this job trains by itself."""
+    """Return the exit code of a result for this job with exactly these words, and report it. If there is no result
+    return None, and write the file by which the other job knows that this job trains by itself."""
     taken = read_fused(job_dir / TAKEN)
     if not taken:
         return None
@@ -99,8 +101,8 @@ def _collect(job_dir: Path, words: list[str], untouched: bool, restart: int) -> 
 def _ask(
     job_dir: Path, env: Mapping[str, str], job_id: int, given: Sequence[str], program: Sequence[str], wait_s: float
 ) -> list[Row]:
-    """Return the jobs to train, this job first; none if this job is to train by itself. `given` are the script and its
-    arguments, `program` the words that name the script: its path, or -m and the module."""
+    """Return the jobs to train, this job first; none if this job trains only itself. `given` are the script and its
+    arguments. `program` are the words that name the script: its path, or -m and the module."""
     path = job_dir / FUSION
     try:
         replace_small(path, encode(Fusion(0, asks=True)))
@@ -153,7 +155,7 @@ def _rows(job_dir: Path, named: Sequence[FusedMember], job_id: int, words: Seque
 
 
 def _take(row: Row, by: int) -> bool:
-    """Write into a member's directory that job `by` trains it; return False if the member has begun by itself."""
+    """Write into a member's directory that job `by` trains it; return False if the member already trains by itself."""
     folder = Path(row.folder)
     with suppress(FileExistsError):
         folder.mkdir()

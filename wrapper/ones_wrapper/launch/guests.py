@@ -1,4 +1,4 @@
-"""Standing guests, which the leading block's launcher manages while its ranks train."""
+"""Standing guests, managed by the leading block's launcher while its ranks train."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ STOP_S = 5.0
 """Most seconds to wait for a Slurm command under way."""
 _TURN_S = 1.0
 _ACTS_S = 300.0
-"""Seconds for which a companion counts as acting after its last mark in the spool."""
+"""Seconds after its last mark in the spool for which a companion counts as active."""
 
 
 class GuestKeeper:
-    """Keeper of a job's standing guests: a thread, since Slurm's commands may hang while the ranks end."""
+    """Thread that manages a job's standing guests. It is a thread, since Slurm's commands may hang while the ranks
+    end."""
 
     def __init__(self, block: Block, job_dir: Path, spool: Path | None, shape: tuple[int, int]) -> None:
         """`shape` is the block's number of nodes, and of GPUs on each."""
@@ -44,7 +45,7 @@ class GuestKeeper:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop the thread, and wait up to `STOP_S` seconds for a Slurm command under way."""
+        """Stop the thread, and wait up to `STOP_S` seconds for its present Slurm command."""
         self._over.set()
         self._thread.join(STOP_S)
 
@@ -66,7 +67,7 @@ class GuestKeeper:
         return leader is not None and (leader.task, leader.restart) == (self._block.task, self._block.restart)
 
     def _companion_acts(self) -> bool:
-        """Return whether a companion decides for the job; then the companion's settings count."""
+        """Return True if a companion decides for the job; its settings then apply."""
         order = self._orders.poll()
         if order is not None and is_companions(order.number):
             return True
@@ -77,7 +78,7 @@ class GuestKeeper:
         return False
 
     def _write(self, tasks: tuple[int, ...]) -> str:
-        """Name the tasks in an order; return the error, if any. A companion's order is never replaced."""
+        """Write an order that names these tasks; return an error, or ''. A companion's order is never replaced."""
         order = self._orders.poll()
         if order is not None and {*(order.blocks or ())} >= {*tasks}:
             return ""

@@ -1,7 +1,7 @@
-"""The programs that can start processes on a job's nodes: one small function each, by name.
+"""Programs that can start processes on a job's nodes: one small function for each, by name.
 
-A launcher starts one task a node: the node launcher, which forks that node's ranks. If the ranks talk MPI, the launcher
-starts one process a rank, since MPI's process manager must start ranks.
+A launcher starts one task on each node: the node launcher, which forks the ranks of that node. If ranks use MPI, it
+starts one process for each rank, since MPI's process manager must start them.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from ones_wrapper.plugins import load
 from ones_wrapper.process.placement import LaunchError, NodeAllocation
 
 MPI_TYPES = ("none", "pmi2", "pmix")
-"""Plugins by which `srun` lets the processes of a step find each other."""
+"""Plugins (`srun --mpi=...`) by which the processes of a step find each other."""
 
 _INTEL = {"I_MPI_JOB_SIGNAL_PROPAGATION": "enable"}
-"""Environment variable that has Intel's Hydra pass signals on; without the variable Hydra kills the ranks."""
+"""Variable that makes Intel's Hydra forward signals. Without it Hydra kills the ranks."""
 
 _ASK_S = 20.0
-"""Time in which a program must print its version."""
+"""Seconds in which a program must print its version."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Layout:
     allocation: NodeAllocation
     command: Sequence[str]
     direct: bool = False
-    """True for one process a rank, rather than a node launcher a node."""
+    """True if the launcher starts one process for each rank, False if one node launcher for each node."""
     mpi: str = "none"
     exported: Sequence[str] = ()
     """Variables that must reach every node."""
@@ -55,7 +55,7 @@ class Started:
     command: list[str]
     env: dict[str, str]
     stop: int | None = signal.SIGUSR2
-    """Signal that the launcher passes on to the ranks to stop them; None if the launcher's program decides.
+    """Signal that the launcher forwards to the ranks to stop them; None if the launcher's program decides.
 
     At SIGTERM `srun` and Open MPI end the ranks at once, and Hydra dies of SIGUSR2.
     """
@@ -82,7 +82,7 @@ def launcher_named(name: str) -> Launcher:
 
 
 def ask(command: Sequence[str]) -> str:
-    """Run a program; return its output on both streams. Raises `LaunchError`."""
+    """Run a program; return what it prints on stdout and stderr. Raises `LaunchError`."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_ASK_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -103,7 +103,8 @@ def _program(find: Find, *names: str) -> str:
 
 
 def _fresh_counts(layout: Layout) -> dict[str, str]:
-    """Return Slurm's variables as if the job had this layout from its submission: all launchers but srun use them."""
+    """Return Slurm's variables as they would be if the job had been submitted with this layout. All launchers but srun
+    read them."""
     has = layout.allocation
     if not has.slurm:
         return {}
@@ -119,7 +120,7 @@ def _fresh_counts(layout: Layout) -> dict[str, str]:
 
 
 def srun(layout: Layout, find: Find = shutil.which, ask: Ask = ask) -> Started:
-    """Start by Slurm's own launcher."""
+    """Return command and variables for Slurm's own launcher."""
     has = layout.allocation
     if not has.slurm:
         raise LaunchError("--launcher srun: this is not a Slurm job (SLURM_JOB_ID is not set)")
@@ -144,7 +145,8 @@ def _check_plugin(mpi: str, listing: str) -> None:
 
 
 def ibrun(layout: Layout, find: Find = shutil.which, ask: Ask = ask) -> Started:
-    """Start by TACC's launcher, which knows the site's MPI and reads the processes per node from two variables."""
+    """Return command and variables for TACC's launcher, which knows the site's MPI. It reads the processes per node
+    from two variables."""
     program, each = _program(find, "ibrun"), str(layout.tasks_per_node)
     env = {"IBRUN_TASKS_PER_NODE": each, "TACC_TASKS_PER_NODE": each}
     command = [program, "-n", str(layout.tasks), "-o", "0", *layout.command]
@@ -152,7 +154,8 @@ def ibrun(layout: Layout, find: Find = shutil.which, ask: Ask = ask) -> Started:
 
 
 def mpirun(layout: Layout, find: Find = shutil.which, ask: Ask = ask) -> Started:
-    """Start by an MPI's own launcher: Open MPI's, or the Hydra of MPICH, Intel MPI and MVAPICH."""
+    """Return command and variables for the launcher of an MPI: Open MPI's, or the Hydra of MPICH, Intel MPI and
+    MVAPICH."""
     program = _program(find, "mpirun", "mpiexec")
     count, each = str(layout.tasks), str(layout.tasks_per_node)
     version = ask([program, "--version"])
@@ -170,7 +173,7 @@ def mpirun(layout: Layout, find: Find = shutil.which, ask: Ask = ask) -> Started
 
 
 def local(layout: Layout, find: Find = shutil.which, ask: Ask = ask) -> Started:
-    """Start without a launcher: the node launcher runs here."""
+    """Return the command that runs the node launcher on this node, without a launcher."""
     if layout.allocation.nodes > 1:
         raise LaunchError(
             f"--launcher local starts ranks only on this node, and the job has {layout.allocation.nodes}; "

@@ -12,7 +12,7 @@ from types import CodeType, ModuleType
 from typing import Any
 
 MODULE = "-m"
-"""Stands in for the script's path if a module is run; the module's name is the first argument."""
+"""Name in place of the script's path if a module is run; the module's name is then the first argument."""
 
 
 def first_on_path(script: str) -> str:
@@ -36,8 +36,8 @@ def _spec(name: str) -> ModuleSpec | None:
 
 
 def module_code(arguments: Sequence[str], main: ModuleType) -> CodeType:
-    """Return the code of the module that `arguments` begin with, or of a package's `__main__`. Raises ImportError.
-    `main` and `sys.argv` become as they are under `python -m`."""
+    """Return the code of the module named by the first of `arguments`, or of a package's `__main__`. Sets `main` and
+    `sys.argv` as `python -m` does. Raises ImportError."""
     name, *rest = arguments
     sys.argv = [MODULE, *rest]  # while parent packages are imported, as in Python
     spec = _spec(name)

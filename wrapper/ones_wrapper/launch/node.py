@@ -1,7 +1,7 @@
-"""The node launcher: it imports torch once, forks the node's ranks, and looks after them.
+"""The node launcher: imports torch once, forks the node's ranks, and watches them.
 
-A rank that imports torch by itself costs seconds of CPU, and a resize restarts every rank; a fork costs milliseconds
-(`benchmarks/restart_import.py`). Nothing here may initialise CUDA, which does not survive a fork.
+If each rank imported torch, that would take seconds of CPU time, and a resize restarts every rank; a fork takes
+milliseconds (`benchmarks/restart_import.py`). This process must not initialise CUDA, which does not survive a fork.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from ones_wrapper.process.placement import LaunchError, own_node, placement_on, 
 from ones_wrapper.protocol import HOT
 
 GRACE_S = 5.0
-"""Seconds that a node's other ranks have for their last reports after one rank failed."""
+"""Seconds that the node's other ranks have for their last reports after one has failed."""
 
 RESCUE_S = 30.0
 """Value of `GRACE_S` in a block: a rank that lost others may be writing a rescue checkpoint, for which the next term
@@ -75,7 +75,7 @@ class Ranks:
         others_failed: Callable[[], bool] = bool,
         agent: NodeAgent | None = None,
     ) -> None:
-        """`others_failed` says whether ranks of another node ended by an error. A block's ranks use `agent`."""
+        """`others_failed` returns True if ranks of another node ended with an error. A block's ranks use `agent`."""
         self._count, self._grace_s, self._hang_s = count, grace_s, hang_s
         self._board = hang_detector.Heartbeats(count)
         self._still = hang_detector.Standstill()
@@ -88,7 +88,7 @@ class Ranks:
         self._agent = agent
 
     def handle(self, number: int, frame: FrameType | None) -> None:
-        """Pass a signal on to the ranks, or remember it until there are ranks."""
+        """Forward a signal to the ranks; before they are forked, store it."""
         self.received.add(number)
         self._send(signal.SIGTERM if number in _END else number)
 
@@ -103,7 +103,7 @@ class Ranks:
                 os.kill(pid, number)
 
     def fork(self) -> int | None:
-        """Fork the ranks; return a rank's number in the child, None in the parent."""
+        """Fork the ranks; return the local rank in a child, None in the parent."""
         parent = os.getpid()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -130,7 +130,8 @@ class Ranks:
         return None
 
     def wait(self) -> int:
-        """Wait for all ranks; return the exit code that explains all. After a failure other ranks get some time."""
+        """Wait for all ranks; return the exit code of the failure that caused the others (`explaining_code`). After a
+        failure the other ranks have `grace_s` seconds."""
         self._still.look()
         while self._living:
             if stood_s := self._still.look():
@@ -168,7 +169,7 @@ class Ranks:
             self._end_hung(hung)
 
     def _end_hung(self, hung: list[int]) -> None:
-        """Have the ranks print their stacks, and end them all: the run's other ranks wait for the hung ranks."""
+        """Make the ranks print their stacks, and end all of them, since the other ranks wait for the hung ones."""
         local = ", ".join(map(str, hung))
         log(
             f"local rank {local} at no step boundary for {self._hang_s:g} s (ONES_HANG_S); ending the ranks", "ones-run"
@@ -181,7 +182,7 @@ class Ranks:
 
 
 class Forks:
-    """Further starts of a block's ranks, after they lost the others or a term ended."""
+    """Further starts of a block's ranks, after they lost other blocks or a term has ended."""
 
     def __init__(self, job_dir: Path) -> None:
         self.count = 0
@@ -191,8 +192,8 @@ class Forks:
         self._code = 0
 
     def wait(self, code: int) -> bool:
-        """Wait until the next start is due, after a start that ended with this code. Return False if there were too
-        many starts in a row without a newer checkpoint."""
+        """Wait until the next start is due, after a start that ended with this code. Return False after too many starts
+        in a row without a newer checkpoint."""
         self._code = code
         path = newest_checkpoint(self._job_dir)
         name = path.name if path else ""

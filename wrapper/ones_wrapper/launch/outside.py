@@ -1,9 +1,10 @@
-"""Stand-in, outside a container, for the node's launcher inside: hands on signals, and leaves nothing behind.
+"""Process outside of a container on behalf of the node launcher inside: it forwards signals, and leaves no process
+behind.
 
-Container runtimes differ. Apptainer passes on all signals but SIGURG; bubblewrap and `unshare` pass on none. A killed
-runtime may leave its children. So Slurm starts this process on a node, outside, which runs the container, finds the
-launcher among its descendants, and signals the launcher itself. Once the runtime has ended, this process ends all
-descendants that are left. Standard library only.
+Container runtimes differ: Apptainer forwards all signals but SIGURG; bubblewrap and `unshare` forward none. A runtime
+that is killed may leave its children. So Slurm starts this process on a node. It runs the container, finds the launcher
+among its descendants, and signals the launcher itself. After the runtime has ended, it ends all remaining descendants.
+Imports only the standard library.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
 PASSED = (*_STOPS, signal.SIGUSR1, signal.SIGURG)
 
 TIDY_S = 2.0
-"""Time for a runtime's helpers to tidy up after its end."""
+"""Seconds in which a runtime's helper processes may clean up after it has ended."""
 _POLL_S = 0.1
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -62,7 +63,7 @@ def _is_launcher(pid: int) -> bool:
 
 
 def _catches(pid: int, number: int) -> bool:
-    """Return whether the process has a handler for a signal: a starting process would die of it."""
+    """Return True if the process has a handler for this signal; without one it would die of the signal."""
     return bool(int(status_of(pid).get("SigCgt", "0"), 16) >> (number - 1) & 1)
 
 
@@ -78,7 +79,7 @@ class Outside:
     def __init__(self) -> None:
         self._pending: list[int] = []
         self._stopped = False
-        """True if the launcher was ended before it had ranks."""
+        """True if the launcher was killed before it had ranks."""
         for number in PASSED:
             signal.signal(number, self._handle)
 
@@ -111,7 +112,8 @@ class Outside:
         return 128 - code if code < 0 else code
 
     def _deliver(self) -> None:
-        """Signal the launcher once it listens. A stop kills a launcher that does not listen yet, and has no ranks."""
+        """Signal the launcher as soon as it has handlers. A stop kills a launcher that has none yet, and so no
+        ranks."""
         if not self._pending:
             return
         launcher = next(filter(_is_launcher, descendants(os.getpid())), None)

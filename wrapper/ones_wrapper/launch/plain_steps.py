@@ -1,8 +1,8 @@
-"""Counts the optimizer steps of a script that has not called `ones.init`, and reports how many it takes a second.
+"""Count of the optimizer steps of a script that has not called `ones.init`, reported as steps per second.
 
-Such a script declares neither samples nor batch nor sizes. So there is no spec, and the job keeps its size. torch's
-public hook for all optimizers counts the steps; of several optimizers only the first that steps counts. A script that
-calls `ones.init` later sends another hello, which holds from then on.
+Such a script declares no samples, batch or sizes. So there is no spec, and the job keeps its size. torch's public hook
+for all optimizers counts the steps. Of several optimizers only the first that steps is counted. If the script calls
+`ones.init` later, it sends another hello, which replaces the first.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _stop: Callable[[], None] | None = None
 
 
 def start(env: Mapping[str, str] = os.environ) -> None:
-    """Begin to count on rank 0. Not in a block, whose leader writes the reports."""
+    """Begin to count on rank 0; not in a block, where the leader writes the reports."""
     global _stop
     if env.get("RANK") != "0" or not env.get("ONES_JOB_DIR") or own_block(env) is not None:
         return
@@ -42,7 +42,8 @@ def stop() -> None:
 
 
 class PlainSteps:
-    """Optimizer hook that counts and reports steps, from the first on: a script without steps has no report."""
+    """Optimizer hook that counts and reports steps. The hello is sent with the first step, so that a script without
+    steps sends no report."""
 
     def __init__(self, env: Mapping[str, str], clock: Callable[[], float] = time.monotonic) -> None:
         self._env, self._clock = env, clock

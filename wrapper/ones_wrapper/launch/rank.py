@@ -1,7 +1,7 @@
-"""A rank's process: imports, the checkpoint read ahead, the user's script, the exit code.
+"""A rank's process: imports, reading of the checkpoint in advance, the user's script, and the exit code.
 
-The node launcher forks ranks that call this; `python -m ones_wrapper.launch.rank` is a rank that an MPI process manager
-started itself.
+The node launcher forks ranks that call `main`. `python -m ones_wrapper.launch.rank` is a rank that an MPI process
+manager started.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from ones_wrapper.process.placement import LaunchError, own_placement, require_t
 from ones_wrapper.process.workers import shield_workers
 
 DUMP = signal.SIGQUIT
-"""Signal at which a rank prints the stacks of its threads, and goes on."""
+"""Signal on which a rank prints the stacks of its threads and continues."""
 
 
 def preload(env: Mapping[str, str]) -> float:
-    """Import the modules of every rank: torch, ours, and those in ONES_PRELOAD; return the seconds taken. A missing
-    module fails later in the script, where the error makes sense."""
+    """Import the modules that every rank needs: torch, ours, and those in ONES_PRELOAD. Return the seconds taken. A
+    missing module is not an error here: the script will fail with a better message."""
     started = time.monotonic()
     gc.disable()  # imports leave little to collect, and looking for it costs a tenth of their time
     importlib.import_module("ones_wrapper.api")
@@ -64,7 +64,7 @@ def take_card(env: MutableMapping[str, str], local_rank: int, local_world: int) 
 
 
 def take_signals() -> None:
-    """Record signals as flags from now on, and answer `DUMP`; data loading workers take no signals."""
+    """Record signals as flags from now on, and print stacks on `DUMP`. DataLoader workers ignore signals."""
     FLAGS.install(keep=False)  # the present handler is the parent process's
     signal.signal(signal.SIGINT, FLAGS.handle)  # sent by `srun` or `scancel`: nobody types at a rank
     shield_workers()
@@ -72,8 +72,8 @@ def take_signals() -> None:
 
 
 def run_script(script: str, arguments: Sequence[str]) -> int:
-    """Run the script as `python SCRIPT ARGS` would, or a module as `python -m`, in the main module. Run the exit hooks,
-    and return the exit code."""
+    """Run the script in the main module, as `python SCRIPT ARGS` does, or a module as `python -m` does. Then call the
+    exit hooks, and return the exit code."""
     sys.argv = [script, *arguments]
     main = ModuleType("__main__")
     # The module stays: exit handlers may need it, and its objects are finalised when the rank leaves.
@@ -106,21 +106,22 @@ def _exit_code(asked: object) -> tuple[int, str]:
 
 
 def seed_start(seed: int) -> None:
-    """Seed the generators that a script may use without a seed of its own, before its first line."""
+    """Seed the random generators before the script's first line, for scripts that set no seed."""
     random.seed(seed)
     importlib.import_module("numpy").random.seed(seed)
     importlib.import_module("torch").manual_seed(seed)
 
 
 PREFETCH_SHARE = 0.25
-"""Largest share of free memory for a checkpoint that is read ahead: a larger one would evict itself."""
+"""Largest checkpoint that is read in advance, as a share of free memory. A larger one would drop its own pages from the
+cache."""
 
 _BLOCK = 8 << 20
 _PR_SET_PDEATHSIG = 1
 
 
 def end_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when its parent is gone; only Linux knows how."""
+    """Let the kernel kill this process when its parent ends. Works only on Linux."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
@@ -130,8 +131,8 @@ def end_with_parent(parent: int) -> None:
 def prefetch_checkpoint(job_dir: Path) -> int | None:
     """Read the newest checkpoint into the page cache while torch is being imported, so that loading finds it there.
 
-    Returns the id of the process that reads, or None if there is nothing to read. A process rather than a thread:
-    imports hold the interpreter's lock, and a fork later wants no threads.
+    Returns the id of the process that reads, or None if there is nothing to read. It is a process and not a thread,
+    since imports hold the interpreter's lock, and since a later fork must find no threads.
     """
     checkpoint = newest_checkpoint(job_dir)
     if checkpoint is None:

@@ -1,9 +1,8 @@
-"""Decisions after an exit code: the job ends, its ranks start again, or the job is requeued. Pure.
+"""Decision after an exit code: end the job, start its ranks again, or requeue the job. Pure functions.
 
-Exit code 0 ends the job. Every code that is not named here is the script's own and ends the job too: a script that
-fails would fail again. 128+n says that signal n killed a rank. Restarts and requeues are bounded by progress, that is,
-by newer complete checkpoints. A block also starts again because of other blocks, but each block counts its own
-failures.
+Exit code 0 ends the job. A code that is not named here is the script's own, and ends the job as well: the script would
+fail again. 128+n means that signal n killed a rank. The number of restarts and requeues without a newer complete
+checkpoint is limited. A block also starts again because of other blocks, but counts only its own failures.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ from ones_wrapper.process.exit_codes import (
 )
 
 MOST_FORKS = 20
-"""Most starts in a row of a block's ranks after they lost other blocks, without a newer checkpoint."""
+"""Most starts in a row of a block's ranks after the loss of other blocks, without a newer checkpoint."""
 
 
 def fork_delay_s(row: int) -> float | None:
-    """Return the seconds before a block's ranks start again after losing other blocks; None lets `ones-run` decide.
-    `row` counts the losses in a row, from 1."""
+    """Return the seconds before a block's ranks start again after the loss of other blocks; None if `ones-run` decides.
+    `row` is the number of losses in a row, from 1."""
     if row > MOST_FORKS:
         return None
     return 0.0 if row <= 1 else min(5.0, 0.1 * 2.0 ** (row - 2))
@@ -35,14 +34,14 @@ def fork_delay_s(row: int) -> float | None:
 
 _RESTARTED = {*CRASHED, HUNG, OUT_OF_MEMORY, PEER_LOST, DEVICE_FAILED}
 GOOD_S = 600.0
-"""Seconds of training with other blocks after which a newer checkpoint counts as this block's own progress."""
+"""Seconds of training with other blocks after which a newer checkpoint counts as progress of this block."""
 _LONGEST_DELAY_S = 30.0
 _MOST_HALVINGS = 30
-"""Most restarts with halved passes, more than any batch needs: a script may exit with the same code by itself."""
+"""Most restarts with halved passes. No batch needs as many; but a script may end with the same code itself."""
 
 
 def script_failed(code: int) -> bool:
-    """Return whether a start ended by an error of the script, which would fail again elsewhere."""
+    """Return True if a start ended with an error of the script, which would also fail on other nodes."""
     return code not in (0, STOP_CODE, DONT_RESTART) and code not in _RESTARTED
 
 
@@ -66,25 +65,26 @@ class RestartLimits:
 
 @dataclass(frozen=True)
 class Tries:
-    """The tries so far, kept in the job's directory: our own count next to SLURM_RESTART_COUNT."""
+    """Numbers of restarts and requeues so far, stored in the job's directory. SLURM_RESTART_COUNT also counts other
+    requeues."""
 
     job_id: int = 0
     requeues: int = 0
     requeued_at: str = ""
     """Newest checkpoint at the last requeue."""
     restarts: int = 0
-    """Starts of the ranks after a crash, in all."""
+    """Number of all starts of the ranks after a crash."""
     failures: int = 0
-    """Starts after a crash, in a row, without a newer checkpoint."""
+    """Number of starts after a crash, in a row, without a newer checkpoint."""
     failed_at: str = ""
     """Newest checkpoint at the last start after a crash."""
     halvings: int = 0
-    """Starts after the memory did not suffice for a pass."""
+    """Number of starts after a pass ran out of memory."""
 
 
 @dataclass(frozen=True)
 class StartOutcome:
-    """The end of the ranks: exit code, cause, and progress."""
+    """End of a start of the ranks: exit code, cause and progress."""
 
     code: int
     stopped: bool = False
@@ -96,16 +96,16 @@ class StartOutcome:
     checkpoint: str = ""
     """Newest complete checkpoint; empty for none."""
     ours: bool = False
-    """True if this run made or loaded the newest checkpoint."""
+    """True if this run wrote or loaded the newest checkpoint."""
     steady: bool = True
-    """True if a newer checkpoint counts as progress of these ranks, rather than of other blocks."""
+    """True if a newer checkpoint counts as progress of these ranks, and not of other blocks."""
     no_requeue: str = ""
-    """Reason that the job cannot be requeued from here; empty if it can."""
+    """Reason why the job cannot be requeued from here; empty if it can."""
 
 
 @dataclass(frozen=True)
 class Decision:
-    """The next step, and the line that the log gets."""
+    """The next step of `ones-run`, and a line for the log."""
 
     action: Action
     why: str
@@ -118,7 +118,7 @@ def _step(checkpoint: str) -> int:
 
 
 def newer(checkpoint: str, than: str) -> bool:
-    """Return whether a checkpoint is of a later step than another; an empty name stands for none."""
+    """Return True if a checkpoint is of a later step than another; an empty name is older than all."""
     return _step(checkpoint) > _step(than)
 
 

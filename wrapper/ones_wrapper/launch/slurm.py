@@ -10,7 +10,7 @@ TIMEOUT_S = 30.0
 
 
 def run_slurm(command: Sequence[str]) -> tuple[str, str]:
-    """Run a Slurm command; return its output and the reason that it failed, "" if it succeeded."""
+    """Run a Slurm command; return its output and an error, "" on success."""
     # Times as numbers, messages in English, and no format of the user's own.
     env = {k: v for k, v in os.environ.items() if not k.startswith(("SQUEUE_", "SINFO_", "SCONTROL_", "SCANCEL_"))}
     env |= {"SLURM_TIME_FORMAT": "%s", "LC_ALL": "C"}

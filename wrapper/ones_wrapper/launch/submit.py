@@ -40,8 +40,8 @@ class SubmittedFunction:
     folder: Path
 
     def result(self, timeout_s: float | None = None) -> Any:
-        """Wait until the job has ended, and return the function's result on rank 0. Raises RuntimeError if the job
-        ended without a result, TimeoutError after `timeout_s`."""
+        """Wait until the job has ended, and return the result of the function on rank 0. Raises RuntimeError if the job
+        ended without a result, and TimeoutError after `timeout_s` seconds."""
         import cloudpickle
 
         begun = time.monotonic()
@@ -57,7 +57,7 @@ class SubmittedFunction:
         return cloudpickle.loads((self.folder / RESULT).read_bytes())
 
     def _queued(self) -> bool:
-        """Return whether the job has not ended, or Slurm does not answer."""
+        """Return True if the job has not ended, or if Slurm does not answer."""
         found, why = run_slurm(["squeue", "-h", f"--jobs={self.job_id}"])
         return bool(found.strip()) or (bool(why) and "Invalid job id" not in why)
 
@@ -72,15 +72,15 @@ def submit(
     options: Mapping[str, object] | None = None,
     **kwargs: Any,
 ) -> SubmittedFunction:
-    """Submit `fn(*args, **kwargs)`, a training by `ones.init`, as a job that slurm-ones resizes:
+    """Submit `fn(*args, **kwargs)`, a training with `ones.init`, as an elastic job:
 
         job = ones_wrapper.submit(train, lr=0.1, gpus="1-8", batch="32-256", options={"time": "4:00:00"})
         job.result()
 
-    `gpus` and `batch` are as in a job's comment. The job begins on the fewest GPUs, on one node, unless sbatch's
-    `options` say otherwise. Each rank calls the function, and calls it again after a resize. Modules that the function
-    imports must be found from the working directory. Raises ValueError for an invalid range, and RuntimeError with
-    sbatch's message.
+    `gpus` and `batch` are written as in a job's comment. The job begins with the smallest number of GPUs, on one node,
+    unless sbatch's `options` say otherwise. Each rank calls the function, and calls it again after a resize. Modules
+    that the function imports must be found from the working directory. Raises ValueError for an invalid range, and
+    RuntimeError with sbatch's message.
     """
     import cloudpickle
 

@@ -1,4 +1,4 @@
-"""Supervisor of the ranks: starts them, passes signals on, waits, and starts them again or requeues the job."""
+"""Supervisor of the ranks: starts them, forwards signals, waits, and starts them again or requeues the job."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from ones_wrapper.protocol.fields import build, types_of
 from ones_wrapper.protocol.slurm_commands import again_command
 
 WARNED_S = 90.0
-"""Seconds that the ranks have to end after the warning of the job's time limit; then the job is requeued from the
-newest checkpoint. The templates ask for the warning 120 s before the limit."""
+"""Seconds in which the ranks must end after the warning of the time limit. After that the job is requeued with the
+newest checkpoint. The templates request the warning 120 s before the limit."""
 BEFORE_END_S = 20.0
-"""Seconds before the end that Slurm set for the job, at which the ranks must have ended."""
+"""Seconds before the job's end, as Slurm has set it, at which the ranks must have ended."""
 COMPANION_S = 30.0
 """Seconds that a drained job waits for the companion's requeue before it requeues itself."""
 
 TRIES = "tries.json"
-"""File of a job's restarts and requeues: each is counted before it is tried."""
+"""File with the numbers of restarts and requeues; each is counted before it is tried."""
 MOST_BYTES = 4096
 
 _SHELLS = {"sh", "bash", "dash", "ksh", "zsh"}
@@ -57,7 +57,8 @@ def _receiver(pid: int) -> tuple[int, str]:
 
 
 def _time_left_s(env: Mapping[str, str], now: float) -> float:
-    """Return the ranks' seconds to end after the warning; `WARNED_S` if the job's end is unknown or far away."""
+    """Return the seconds in which the ranks must end after the warning; `WARNED_S` if the job's end is unknown or far
+    away."""
     end = env.get("SLURM_JOB_END_TIME", "")
     left = float(end) - now if end.isdigit() else 0.0
     return max(5.0, left - BEFORE_END_S) if 0 < left < 900 else WARNED_S
@@ -89,8 +90,8 @@ class Supervisor:
             signal.signal(number, self._handle)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        """Pass signals on to the ranks, so that `--signal=B:…` and `kill` reach them. A stop uses the signal that the
-        launcher passes on."""
+        """Forward signals to the ranks, such as those of `--signal=B:…` and `kill`. A stop is sent as the signal that
+        the launcher forwards."""
         self._stopped = self._stopped or number in (signal.SIGTERM, signal.SIGINT)
         if number == signal.SIGUSR2 and not self._warned_at:
             self._warned_at = time.time()
@@ -105,8 +106,8 @@ class Supervisor:
                 os.kill(receiver, number)
 
     def run(self, plan: Callable[..., Started]) -> int:
-        """Start the ranks until there is nothing more to do; return the script's exit code, or 128+n after signal n.
-        `plan(attempt=N)` returns the launch after N starts."""
+        """Start the ranks until nothing is left to do; return the script's exit code, or 128+n after signal n.
+        `plan(attempt=N)` returns the launch after N earlier starts."""
         attempt = 0
         if self._shell is not None and self._shell.pid:
             log(DIES, "ones-run")
@@ -162,7 +163,8 @@ class Supervisor:
         return STOP_CODE if self._stopped and code in CRASHED else code
 
     def _overdue(self) -> bool:
-        """Return whether the ranks are late after the warning, and the job can be requeued without them."""
+        """Return True if the ranks have not ended in time after the warning, and the job can be requeued
+        nevertheless."""
         if not self._warned_at or self._stopped:
             return False
         if time.time() - self._warned_at < _time_left_s(self._env, self._warned_at):
@@ -201,7 +203,7 @@ class Supervisor:
         return ""
 
     def _requeue(self, step: Decision) -> bool:
-        """Have Slurm requeue this job; if Slurm refuses, take the count back."""
+        """Requeue this job; if Slurm refuses, do not count it."""
         if self._reports().drained:
             log(f"the companion drained this job; waiting {COMPANION_S:g} s for its requeue", "ones-run")
             until = time.monotonic() + COMPANION_S
@@ -229,7 +231,8 @@ def _tries_name(task: int | None) -> str:
 
 
 def read_tries(job_dir: Path, job_id: int, task: int | None = None) -> Tries:
-    """Read the tries of this job; another job's tries in the same directory do not count."""
+    """Return the numbers of restarts and requeues of this job. Those of another job in the same directory do not
+    count."""
     try:
         tries = build(Tries, types_of(Tries), read_json(job_dir / _tries_name(task), MOST_BYTES))
     except (OSError, ValueError):
@@ -239,7 +242,8 @@ def read_tries(job_dir: Path, job_id: int, task: int | None = None) -> Tries:
 
 
 def write_tries(job_dir: Path, tries: Tries, task: int | None = None) -> bool:
-    """Replace the file; return False if it could not be written, so that nothing is tried without being counted."""
+    """Write the numbers; return False if they could not be written. Then nothing is tried, since it would not be
+    counted."""
     path = job_dir / _tries_name(task)
     try:
         replace_small(path, (json.dumps(asdict(tries), indent=1) + "\n").encode())
