@@ -18,17 +18,17 @@ from ones_wrapper.network.server import HOST, MEET
 ANSWER_S = 5.0
 """Seconds without an answer after which a store counts as lost."""
 IDLE_S = 10.0
-"""Seconds without a request after which a connection may be closed until the next request."""
+"""Seconds without a request after which a connection may be closed; the next request opens it again."""
 _clients: weakref.WeakSet[StoreClient] = weakref.WeakSet()
 _clients_lock = threading.Lock()
 
 
 class StoreLostError(ConnectionError):
-    """Raised if the store does not answer, or has ended."""
+    """Error: the store does not answer, or has ended."""
 
 
 class StoreClient:
-    """A connection to one place of a store, shared by threads in turn; pushed values arrive, too."""
+    """A connection to one place of a store, which threads use in turn. The store also pushes values over it."""
 
     def __init__(
         self, host: str, port: int, secret: JobSecret, role: str, place: str, timeout_s: float = ANSWER_S
@@ -75,7 +75,8 @@ class StoreClient:
             end(connection)
 
     def rest(self) -> None:
-        """Close the connection until the next request, if unused for `IDLE_S` and not needed for pushed values."""
+        """Close the connection until the next request, if it was unused for `IDLE_S` seconds. Does nothing for the host
+        of a place, or if values are pushed over the connection."""
         if self.role == HOST or self._follows or not self._lock.acquire(blocking=False):
             return
         try:
@@ -85,15 +86,15 @@ class StoreClient:
                 connection, self._socket, self._frames = self._socket, None, Frames()
                 hang_up(connection)
         except StoreLostError:
-            return  # the next request says so
+            return  # the next request raises it
         finally:
             self._lock.release()
 
     def ask(self, what: str, *parts: bytes, wait_s: float = 0.0) -> list[bytes]:
-        """Send a request, and return the fields of the answer, for which the store may take `wait_s` seconds.
+        """Send a request; return the fields of the answer. The store may take `wait_s` seconds for it.
 
-        Raises `StoreLostError`, TimeoutError for keys that did not come, and ValueError for a request that the store
-        refuses.
+        Raises `StoreLostError`, TimeoutError if keys are still missing then, and ValueError for a request that the
+        store refuses.
         """
         with self._lock:
             answer, *found = self._ask(frame(fields(what.encode(), *parts)), wait_s + ANSWER_S)
@@ -104,8 +105,8 @@ class StoreClient:
         return found
 
     def follow(self, *kinds: str) -> None:
-        """Subscribe to kinds of keys: their values are in `news`, now and as they change. A key's kind is the part
-        before its dash. Raises `StoreLostError`."""
+        """Subscribe to kinds of keys: `news` has their values, now and whenever they change. The kind is the part of a
+        key before its dash. Raises `StoreLostError`."""
         self._follows = True
         found = self.ask("follow", *(kind.encode() for kind in kinds))
         self.news.update(zip(found[::2], found[1::2], strict=True))
@@ -153,7 +154,8 @@ class StoreClient:
         self._frames.feed(data)
 
     def _take(self) -> list[bytes] | None:
-        """Return the next answer among the received bytes, else None; values pushed before it go into `news`."""
+        """Return the next answer among the received bytes, or None. Values that were pushed before it are put into
+        `news`."""
         while (body := self._frames.take()) is not None:
             parts = parts_of(body) or [b""]
             if parts[0] != b"news":
@@ -171,7 +173,7 @@ def rest_idle() -> None:
 
 
 def _in_child() -> None:
-    """Close all clients in a forked process: only then a connection's end shows that the parent died."""
+    """Close all clients in a forked process. Otherwise the connection would not end when the parent dies."""
     global _clients_lock
     _clients_lock = threading.Lock()  # another thread may have held it
     for client in list(_clients):

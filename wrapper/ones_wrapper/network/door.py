@@ -21,18 +21,18 @@ from ones_wrapper.network.secret import JobSecret
 from ones_wrapper.process.log import log
 
 UNPROVEN = 256
-"""Most unproven connections. Beyond that, the address with the most loses its oldest."""
+"""Most connections without a proof. Above that, the address with the most of them loses its oldest one."""
 _AT_ONCE = 64
-"""Most connections that are accepted before the present callers are served."""
+"""Most connections that are accepted in a row before earlier callers are served."""
 _NAMED = 100
-"""Most addresses that the log names."""
+"""Most addresses that are named in the log."""
 
 
 def listen(host: str) -> socket.socket:
-    """Return a socket that listens at this node's name or address `host`, on a port that the system picks.
+    """Return a socket that listens at this node's name or address `host`, on a free port.
 
-    If the name leads only to the loopback address, as in some distributions, the socket listens at all addresses: other
-    nodes know the node by another name.
+    In some distributions the name resolves only to the loopback address. Then the socket listens at all addresses,
+    since other nodes resolve the name to another one.
     """
     literal = _is_literal(host)
     with suppress(OSError):
@@ -52,7 +52,7 @@ def _is_literal(host: str) -> bool:
 
 @dataclass(frozen=True)
 class Caller:
-    """A connection of a caller that proved itself."""
+    """Connection of a caller that has proved that it has the secret."""
 
     connection: socket.socket
     role: str
@@ -69,7 +69,7 @@ class _Stranger:
 
 
 class Door:
-    """One listening socket."""
+    """A listening socket, and the callers that have not proved themselves yet."""
 
     def __init__(self, listener: socket.socket, secret: JobSecret, refuse: Callable[[str, str], str]) -> None:
         """`refuse` returns the reason to refuse a proven caller's role and place; empty accepts the caller."""
@@ -96,7 +96,7 @@ class Door:
         return [self._listener, *(one.connection for one in list(self._strangers.values()))]
 
     def next_s(self) -> float | None:
-        """Return the seconds until the oldest unproven caller's time is over; None without any."""
+        """Return the seconds until the time for the oldest caller's proof ends; None without callers."""
         oldest = next(iter(self._strangers.values()), None)
         return max(0.0, oldest.until - time.monotonic()) if oldest else None
 
@@ -142,7 +142,8 @@ class Door:
             self._selector.register(connection, selectors.EVENT_READ)
 
     def _make_room(self) -> None:
-        """Hang up on the oldest unproven caller, or sleep a moment, since no file descriptors are left."""
+        """Close the oldest connection without a proof, since there are no more file descriptors; without one, sleep a
+        moment."""
         if oldest := next(iter(self._strangers.values()), None):
             self._hang_up(oldest, "there are no file descriptors left")
         else:

@@ -11,7 +11,7 @@ MOST = 64 << 20
 """Most bytes of a message between processes that have proved themselves."""
 
 READ = 1 << 16
-"""Bytes of one read. From 128 KiB on glibc maps and unmaps pages for each buffer."""
+"""Bytes of one read. With 128 KiB or more, glibc would map and unmap memory for each buffer."""
 
 
 class FrameError(ValueError):
@@ -51,7 +51,7 @@ def parts_of(body: bytes) -> list[bytes]:
 
 
 class Frames:
-    """Buffer that cuts received bytes into messages. A length that is merely announced takes no memory."""
+    """Buffer that splits received bytes into messages. A length that is only announced takes no memory."""
 
     def __init__(self, most: int = MOST) -> None:
         self.most = most

@@ -1,6 +1,5 @@
-"""Access of this process to the other processes of its job: the job's secret, and the store server of its block. Needs
-only the standard library.
-"""
+"""This process's access to other processes of its job: the job's secret, and the store server of its block. Imports
+only the standard library."""
 
 from __future__ import annotations
 
@@ -23,13 +22,13 @@ _PATIENCE_S = 60.0
 """Seconds that the secret may be missing: a network file system may show another node's new file late."""
 _LOCAL = "127.0.0.1"
 _SIOCGIFADDR = 0x8915
-"""Linux: netdevice(7)."""
+"""Linux's ioctl request for the address of an interface: netdevice(7)."""
 _here: dict[str, StoreServer] = {}
 
 
 def node_name(env: Mapping[str, str]) -> str:
-    """Return the name or address by which the job's other nodes reach this node; the loopback address outside Slurm.
-    `ONES_SOCKET_IFNAME` names an interface, if a node's name leads to a slow network."""
+    """Return the name or address at which the job's other nodes reach this node; the loopback address outside of Slurm.
+    `ONES_SOCKET_IFNAME` may name an interface, if a node's name resolves to a slow network."""
     if interface := env.get("ONES_SOCKET_IFNAME"):
         return address_of(interface)
     if not env.get("SLURM_JOB_ID"):
@@ -58,7 +57,7 @@ class JobNetwork:
 
     @classmethod
     def found(cls, env: Mapping[str, str], folder: Path) -> JobNetwork:
-        """Return the network that `ones-run` named in `env`; without `ones-run` this process serves a store. `folder`
+        """Return the network in the variables of `ones-run`. Without `ones-run` this process serves a store. `folder`
         has the job's secret. Raises `LaunchError`."""
         if given := env.get(STORE):
             host, _, port = given.rpartition(":")
@@ -67,7 +66,8 @@ class JobNetwork:
 
     @classmethod
     def here(cls, host: str = _LOCAL, secret: JobSecret | None = None) -> JobNetwork:
-        """Return a network whose store server runs in this process at the name `host`; a server for each secret."""
+        """Return a network whose store server runs in this process at the name `host`. There is one server for each
+        secret."""
         secret = secret or JobSecret.fresh()
         name = secret.key("server").hex()
         if name not in _here:

@@ -1,6 +1,6 @@
-"""Pairwise proofs that all ranks of a group have the job's secret.
+"""Proofs between all pairs of ranks of a group that they have the job's secret.
 
-gloo knows a peer by a small number that any process could send first. So a group counts as formed once all pairs of
+gloo identifies a peer by a small number, which any process could send first. So a group is used only after all pairs of
 ranks have exchanged proofs over the group's own connections.
 """
 
@@ -17,7 +17,7 @@ import torch.distributed as dist
 from ones_wrapper.network.proof import ProofError
 
 PAIRWISE_S = 20.0
-"""Seconds that the exchange may take: a stranger in a rank's place sends nothing."""
+"""Seconds for the exchange. A process without the secret in place of a rank sends nothing."""
 _SIZE = hashlib.sha256().digest_size
 
 

@@ -1,6 +1,6 @@
 """Serialization without code: JSON, and arrays and tensors as their bytes with type and shape.
 
-Ranks read each other's messages only in this way, so no sender can make a rank run code.
+Ranks read messages of other ranks only in this form, so that no sender can run code in a rank.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def encode(value: Any) -> bytes:
 
 
 def decode(data: bytes) -> Any:
-    """Return the value that `encode` was given, with tuples as tuples. Raises ValueError for other bytes."""
+    """Return the value that `encode` was given; tuples stay tuples. Raises ValueError for malformed bytes."""
     try:
         text, *blobs = parts_of(data)
         return _unpacked(json.loads(text), blobs)

@@ -1,12 +1,13 @@
-"""Mutual proof of two processes that they have the job's secret, over a connection that anybody may have opened.
+"""Mutual proof of two processes that they have the job's secret, over a connection that any process may have opened.
 
     caller: role, place, a nonce
     host:   a nonce, HMAC-SHA256 over both nonces, role and place
     caller: the same HMAC with the caller's label
     host:   nothing, or the reason to refuse the caller
 
-The nonces make each proof valid for one connection. The key is bound to the place (a term's store, the state for one
-rank), so a proof for one place is invalid at another. The labels keep each side from sending the other's proof back.
+The nonces make each proof valid for one connection. The key depends on the place (a term's store, the state for one
+rank), so that a proof for one place is not valid for another. Because of the labels, no side can return the other's
+proof as its own.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _MOST_NAME = 200
 
 
 class ProofError(ConnectionError):
-    """Raised if the other end lacks the job's secret, or refuses this process; the message says which."""
+    """Error: the other process does not have the job's secret, or refuses this process. The message says which."""
 
 
 class Challenge:
@@ -51,7 +52,7 @@ class Challenge:
         """The host's message to the caller."""
 
     def met_by(self, proof: bytes) -> bool:
-        """Return whether the proof shows that the caller has the secret."""
+        """Return True if this proof shows that the caller has the secret."""
         return hmac.compare_digest(proof, self._expected)
 
 

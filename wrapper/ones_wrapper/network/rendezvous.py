@@ -1,5 +1,5 @@
-"""Rendezvous of ranks that `ones-run` started: `env://`, which scripts and frameworks name, leads to the job's store.
-Any process might guess or take torch's own port."""
+"""Rendezvous of the ranks that `ones-run` started. `env://`, which scripts and frameworks use, connects to the job's
+store. torch's own port could be guessed, or taken, by another process."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _torch_env = _rendezvous_handlers["env"]
 
 
 def install(env: MutableMapping[str, str]) -> None:
-    """Make `env://` lead ranks of `ones-run` to the job's store, and other processes to torch's. NCCL then accepts only
-    this job's ranks, if its release can and the user set no other values."""
+    """Make `env://` connect the ranks of `ones-run` to the job's store, and other processes to torch's. NCCL then
+    accepts only ranks of this job, if its release can and the user has not set its variables."""
     _rendezvous_handlers["env"] = _find
     if STORE in env and torch.cuda.is_available():
         network = JobNetwork.found(env, Path(env["ONES_JOB_DIR"]) / HOT)

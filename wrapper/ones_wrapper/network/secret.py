@@ -16,7 +16,7 @@ SIZE = 32
 
 
 class JobSecret:
-    """The job's secret, which is never sent: keys for a purpose are derived from it."""
+    """The job's secret. It is never sent; keys for each purpose are derived from it."""
 
     def __init__(self, value: bytes) -> None:
         assert len(value) == SIZE
@@ -43,7 +43,8 @@ class JobSecret:
 
     @classmethod
     def read(cls, folder: Path, patience_s: float = 0.0) -> JobSecret:
-        """Return the job's secret; a file system may show the file up to `patience_s` late. Raises `LaunchError`."""
+        """Return the job's secret. Waits up to `patience_s` seconds for the file, which a file system may show late.
+        Raises `LaunchError`."""
         until, path = time.monotonic() + patience_s, f"job directory {folder / SECRET}"
         while True:
             try:

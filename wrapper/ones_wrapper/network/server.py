@@ -1,8 +1,8 @@
-"""Key-value store of a job's processes: plain bytes by key, in separate places.
+"""Key-value store of a job's processes: bytes by key, in separate places.
 
-One thread serves all connections. When a host's connection ends, its place ends and the place's other connections are
-closed. A place where ranks meet ends with its last member, unless that member only rests. Needs only the standard
-library: `ones-run` serves it.
+One thread serves all connections. When the connection of a place's host ends, the place ends, and its other connections
+are closed. A place without a host, where ranks meet, ends with its last member, unless that connection was closed only
+because it was idle (`rest`). Imports only the standard library, since `ones-run` serves it.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from ones_wrapper.network.secret import JobSecret
 from ones_wrapper.process.hang_detector import Standstill
 
 HOST, MEMBER, MEET = "host", "member", "meet"
-"""Roles of a connection: host, whose place ends with it; member of a hosted place; member of a place without host."""
+"""Roles of a connection: host of a place, which ends with it; member of a place with a host; member of a place without
+one."""
 _TURN_S = 1.0
-"""Most seconds between two checks whether this process was suspended."""
+"""Most seconds between two checks for a suspension of this process."""
 _MOST_UNREAD = 4 * MOST
 """Most bytes that a member may leave unread, before its connection is closed."""
 _servers: weakref.WeakSet[StoreServer] = weakref.WeakSet()
@@ -38,9 +39,9 @@ class _Place:
         self.awaited: dict[bytes, set[_Member]] = {}
         self.followers: dict[bytes, set[_Member]] = {}
         self.heard: dict[bytes, float] = {}
-        """Monotonic time of each process's last heartbeat, or of the first question about the process."""
+        """Monotonic time of each process's last heartbeat, or of the first request about the process."""
         self.leads = b""
-        """Name under which the host sends heartbeats; empty while it sends none."""
+        """Name in the host's heartbeats; empty if it sends none."""
 
 
 class _Member:
@@ -53,7 +54,7 @@ class _Member:
         """Keys for which this member waits."""
         self.follows: tuple[bytes, ...] = ()
         self.will: tuple[bytes, ...] = ()
-        """Keys, each followed by its value, that are set when this connection ends."""
+        """Keys, each followed by its value, that the store sets when this connection ends."""
 
 
 def _kind(key: bytes) -> bytes:
@@ -71,8 +72,8 @@ class StoreServer:
         self._members: set[_Member] = set()
         self._waiting: set[_Member] = set()
         self._broken: list[_Member] = []
-        """Members whose connections failed; they leave at the turn's end. A node's ranks end together, so sending one
-        member's will to others may find more failed connections."""
+        """Members whose connections failed; they are removed at the end of the turn. All ranks of a node end together,
+        so that sending one member's `will` to others may find more failed connections."""
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._door, selectors.EVENT_READ)
         self._stopped, self._wake = socket.socketpair()
@@ -149,7 +150,7 @@ class StoreServer:
         if self._why_not(role, name):  # two hosts came at once
             hang_up(connection)
             return
-        if name not in self._places:  # of ranks that start again: what rested before is over
+        if name not in self._places:  # ranks start again: their earlier places, which are idle, end
             self._places = {other: one for other, one in self._places.items() if one.members}
         place = self._places.setdefault(name, _Place())
         member = _Member(connection, name, place, role == HOST)
@@ -191,7 +192,7 @@ class StoreServer:
             self._leave(member)
 
     def _serve(self, member: _Member) -> None:
-        """Serve a member's received requests in order, until one has to wait for keys."""
+        """Answer a member's requests in order, until one must wait for keys."""
         while member in self._members and member not in self._waiting and (body := member.frames.take()) is not None:
             what, *parts = parts_of(body) or [b""]
             act = getattr(self, f"_do_{what.decode('ascii', 'replace')}", None) if what.isalpha() else None
@@ -209,7 +210,7 @@ class StoreServer:
         self._send(member, frame(fields(*parts)))
 
     def _send(self, member: _Member, message: bytes = b"") -> None:
-        """Send a message to a member, after its unsent bytes; keep in memory what its socket does not take."""
+        """Send a message to a member, after bytes not sent yet. What its socket does not accept is kept in memory."""
         if held := bool(member.unsent):
             member.unsent += message
         try:
@@ -259,7 +260,7 @@ class StoreServer:
         return [values.get(key, expected)]
 
     def _do_peek(self, member: _Member, *keys: bytes) -> list[bytes]:
-        """Return for each key a byte and its value; an empty field for a key that is missing."""
+        """Return a byte and the value for each key; an empty field for a missing key."""
         values = member.place.values
         return [b"+" + values[key] if key in values else b"" for key in keys]
 
@@ -270,7 +271,8 @@ class StoreServer:
         return [key for key in member.place.values if key.startswith(begin)]
 
     def _do_follow(self, member: _Member, *kinds: bytes) -> list[bytes]:
-        """Return keys and values of these kinds, and push later ones. A key's kind is the part before its dash."""
+        """Return keys and values of these kinds, and push later values. The kind is the part of a key before its
+        dash."""
         place = member.place
         for kind in kinds:
             place.followers.setdefault(kind, set()).add(member)
@@ -278,7 +280,8 @@ class StoreServer:
         return [part for key, value in place.values.items() if _kind(key) in kinds for part in (key, value)]
 
     def _do_sign(self, member: _Member, name: bytes, age: bytes, *more: bytes) -> list[bytes]:
-        """Record heartbeats, given as names and milliseconds since each; return the milliseconds since the host's."""
+        """Record heartbeats, given as names and milliseconds since each. Return the milliseconds since the host's last
+        one."""
         place, now = member.place, time.monotonic()
         for one, milliseconds in zip((name, *more[::2]), (age, *more[1::2]), strict=True):
             place.heard[one] = now - int(milliseconds) / 1000
@@ -287,12 +290,13 @@ class StoreServer:
         return self._do_ages(member, place.leads or name)
 
     def _do_ages(self, member: _Member, *names: bytes) -> list[bytes]:
-        """Return the milliseconds since each name's last heartbeat, or since the first question about the name."""
+        """Return the milliseconds since each name's last heartbeat, or since the first request about the name."""
         now, heard = time.monotonic(), member.place.heard
         return [b"%d" % (1000 * (now - heard.setdefault(name, now))) for name in names]
 
     def _do_rest(self, member: _Member) -> list[bytes]:
-        """Keep the place without members once this member leaves, until it comes back or another place begins."""
+        """Keep the place when this member leaves, even without other members. It then ends when another place
+        begins."""
         member.rests = True
         return []
 
@@ -310,7 +314,7 @@ class StoreServer:
         return self._await(member)
 
     def _await(self, member: _Member) -> list[bytes] | None:
-        """Return the values that a member asked for; None if the member must wait for missing keys."""
+        """Return the values that a member requested; None if it must wait for missing keys."""
         place = member.place
         member.missing = {key for key in member.keys if key not in place.values}
         if not member.missing:
@@ -321,7 +325,7 @@ class StoreServer:
         return None
 
     def _there(self, place: _Place, keys: tuple[bytes, ...]) -> None:
-        """Push the values of these keys to the members that follow their kind; answer members that wait for them."""
+        """Push the values of these keys to members that follow their kind, and answer members that wait for them."""
         for key in keys:
             if followers := list(place.followers.get(_kind(key), ())):
                 message = frame(fields(b"news", key, place.values[key]))

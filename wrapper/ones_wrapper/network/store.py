@@ -1,4 +1,4 @@
-"""The job's store as a `torch.distributed.Store`, by which groups are formed."""
+"""The job's store as a `torch.distributed.Store`, over which groups are formed."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from ones_wrapper.network.client import StoreClient
 from ones_wrapper.network.door import listen
 
 _kept: deque[GroupStore] = deque(maxlen=16)
-"""The newest stores, kept alive: torch holds only a store's C++ half, which needs the Python half. The owner of a group
-that lives longer holds the group's store."""
+"""The newest stores, kept alive: torch keeps only the C++ half of a store, which needs the Python half. For a group
+that lives longer, its owner must keep the store."""
 
 
 class GroupStore(Store):
@@ -38,7 +38,7 @@ class GroupStore(Store):
         self._timeout_s = timeout.total_seconds()
 
     def set(self, key: str, value: str | bytes) -> None:
-        """Write a value, in place of what was there."""
+        """Write a value, which replaces the present one."""
         self._client.ask("set", self._key(key), _bytes(value))
 
     def get(self, key: str) -> bytes:
@@ -59,7 +59,7 @@ class GroupStore(Store):
         self._client.ask("append", self._key(key), _bytes(value))
 
     def has_extended_api(self) -> bool:
-        """Return True: there are `append`, `multi_get` and `multi_set`."""
+        """Return True: the store has `append`, `multi_get` and `multi_set`."""
         return True
 
     def add(self, key: str, value: int) -> int:
@@ -67,7 +67,7 @@ class GroupStore(Store):
         return int(self._client.ask("add", self._key(key), b"%d" % value)[0])
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Return whether all these keys exist."""
+        """Return True if all these keys exist."""
         return all(self._client.ask("peek", *map(self._key, keys)))
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
@@ -99,9 +99,9 @@ def _bytes(value: str | bytes) -> bytes:
 
 
 def native_store(store: Store, host: str, rank: int, timeout_s: float) -> Store:
-    """Return a TCPStore of torch's own for NCCL, whose threads use the store at any time. A Python store waits for the
+    """Return a TCPStore of torch for NCCL, whose threads use the store at any time. A Python store would wait for the
     interpreter's lock, which can keep a group from ending (pytorch#56297). Rank 0 serves the TCPStore at this node's
-    address `host`. Address and a random key prefix travel through `store`."""
+    address `host`. The address, and a random prefix for keys, are sent over `store`."""
     timeout = timedelta(seconds=timeout_s)
     if rank == 0:
         listener = listen(host)

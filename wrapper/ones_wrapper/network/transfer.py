@@ -1,12 +1,12 @@
-"""Transfer of state from the memory of ranks that train to the memory of new ranks, over plain TCP connections.
+"""Transfer of the state from the memory of training ranks to the memory of new ranks, over TCP.
 
-All tensors together form one row of bytes. Each sender of a newcomer sends one range of the row in chunks of `CHUNK`
-bytes, and holds two chunks. The newcomer receives into the tensors that it trains with. The first sender also sends all
-other state, in the format of `torch.load(weights_only=True)`. Each connection begins with a proof for one newcomer of
-one generation.
+All tensors are treated as one sequence of bytes. Each sender sends one range of it, in chunks of `CHUNK` bytes, and has
+two chunks in memory. The new rank receives directly into the tensors with which it trains. The first sender also sends
+the rest of the state, in the format of `torch.load(weights_only=True)`. Each connection begins with a proof, which is
+valid for one new rank of one generation.
 
-A connection is given up when nothing moves on it for `TIMEOUT_S`. A newcomer that waits for other senders, or loads the
-state, sends a byte every `ALIVE_S`, for as long as `patience_s` allows.
+A connection is given up if it is silent for `TIMEOUT_S` seconds. A new rank that waits for other senders, or loads the
+state, sends a byte every `ALIVE_S` seconds, for at most `patience_s`.
 """
 
 from __future__ import annotations
@@ -36,14 +36,15 @@ from ones_wrapper.network.secret import JobSecret
 T = TypeVar("T")
 
 TIMEOUT_S = 20.0
-"""Longest silence on a connection, in seconds."""
+"""Most seconds without a byte on a connection."""
 ALIVE_S = 2.0
-"""Seconds between two keep-alive bytes of a newcomer that is not done."""
+"""Seconds between two bytes by which a new rank shows that it is alive."""
 SLOWEST = 50e6
-"""Least bytes/s of all senders of a newcomer together; a slower transfer is given up. Half of gigabit Ethernet."""
+"""Lowest rate to a new rank in bytes/s, over all of its senders; a slower transfer is given up. Half of gigabit
+Ethernet."""
 _ALIVE, _DONE = b".", b"1"
 SENDERS = 4
-"""Most ranks that send to one newcomer."""
+"""Most ranks that send to one new rank."""
 _HEAD = struct.Struct("!IQ")
 _MOST_HEADER = 64 << 20
 _MOST_REST = 1 << 40
@@ -57,32 +58,32 @@ def patience_s(size: int, timeout_s: float = TIMEOUT_S) -> float:
 
 
 class TransferError(RuntimeError):
-    """Raised if the state did not arrive whole; the message says why."""
+    """Error: the state did not arrive completely. The message says why."""
 
 
 class SendersLostError(TransferError):
-    """Raised if senders are gone, or silent, before the state arrived whole."""
+    """Error: senders ended, or were silent, before the state had arrived completely."""
 
 
 @dataclass(frozen=True)
 class Sender:
-    """One rank's part in sending state to one newcomer."""
+    """Part of the state that one rank sends to one new rank."""
 
     address: tuple[str, int]
     place: str
-    """Name of the state that the newcomer waits for (`state_for`)."""
+    """Name of the state for which the new rank waits (`state_for`)."""
     number: int
-    """Number among the newcomer's senders, from 0."""
+    """Number of this sender among those of the new rank, from 0."""
     count: int
 
 
 def state_for(board: str, generation: int, rank: int) -> str:
-    """Return the name of the state for one rank of the next membership."""
+    """Return the name of the state for one rank in the next membership."""
     return f"state-{board}-{generation}-{rank}"
 
 
 def senders(world: int, rank: int, newcomers: Sequence[tuple[str, int, str]]) -> list[Sender]:
-    """Return the parts of the state that rank `rank` of `world` sends. A newcomer is (host, port, `state_for`)."""
+    """Return what rank `rank` of `world` sends. A new rank is given as (host, port, `state_for`)."""
     count = min(world, SENDERS)
     numbers = [(rank - index * count) % world for index in range(len(newcomers))]
     return [
@@ -97,7 +98,7 @@ def _layout(tensors: dict[str, torch.Tensor]) -> list[list[Any]]:
 
 
 def _stretches(sizes: Sequence[int], number: int, count: int) -> list[tuple[int, int, int]]:
-    """Return (tensor's index, first byte, end) of each range that sender `number` of `count` sends."""
+    """Return (index of a tensor, first byte, end) of each piece that sender `number` of `count` sends."""
     total = sum(sizes)
     begin, end = total * number // count, total * (number + 1) // count
     found, at = [], 0
@@ -116,8 +117,8 @@ def send(
     rest: dict[str, Any] | None,
     timeout_s: float = TIMEOUT_S,
 ) -> int:
-    """Send this rank's range, wait until the newcomer has loaded the whole state, and return the bytes sent. `rest` is
-    plain data, sent by the newcomer's first sender. Raises OSError or `TransferError`."""
+    """Send this rank's range, wait until the new rank has loaded the whole state, and return the bytes sent. `rest` is
+    the rest of the state, for the first sender. Raises OSError or `TransferError`."""
     names = sorted(tensors)
     header = {"number": to.number, "count": to.count, "layout": _layout(tensors)}
     encoded, plain = json.dumps(header, separators=(",", ":")).encode(), packed(rest) if to.number == 0 else b""
@@ -147,7 +148,8 @@ def _await_answer(connection: socket.socket, host: str, patience_s: float) -> No
 
 
 def _views(tensors: Sequence[torch.Tensor], stretches: Sequence[tuple[int, int, int]]) -> Iterator[list[memoryview]]:
-    """Yield the ranges' bytes, in lists of at most `CHUNK` bytes and `_VECTOR` pieces. CPU tensors are not copied."""
+    """Yield the bytes of these pieces, in lists of at most `CHUNK` bytes and `_VECTOR` buffers. CPU tensors are not
+    copied."""
     views: list[memoryview] = []
     held = 0
     for index, first, last in stretches:
@@ -172,7 +174,7 @@ def _on_host(piece: torch.Tensor) -> torch.Tensor:
 
 
 def _ahead(copier: ThreadPoolExecutor, chunks: Iterator[T]) -> Iterator[T]:
-    """Yield the chunks; the next chunk is made while the present chunk is sent."""
+    """Yield the chunks, and make the next chunk while the present one is sent."""
     coming = copier.submit(next, chunks, None)
     while (chunk := coming.result()) is not None:
         coming = copier.submit(next, chunks, None)
@@ -203,19 +205,19 @@ def _into(connection: socket.socket, view: memoryview) -> None:
 
 
 def packed(state: dict[str, Any] | None) -> bytes:
-    """Return plain data, the state besides tensors, as bytes for `unpacked`."""
+    """Return the rest of the state as bytes for `unpacked`."""
     torch.save(state, file := io.BytesIO())
     return file.getvalue()
 
 
 def unpacked(data: bytes | bytearray) -> dict[str, Any]:
-    """Return the state from the bytes of `packed`, which run no code."""
+    """Return the rest of the state from the bytes of `packed`; this runs no code."""
     found: dict[str, Any] = torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
     return found
 
 
 class Receiver:
-    """Receiving end of a newcomer. It listens from its construction on; `receive` takes the state."""
+    """The new rank's end of a transfer. It listens as soon as it is made; `receive` receives the state."""
 
     def __init__(self, secret: JobSecret, host: str) -> None:
         """`host` is this node's name."""
@@ -237,8 +239,8 @@ class Receiver:
         given_up: Callable[[], str],
         timeout_s: float = TIMEOUT_S,
     ) -> Received | None:
-        """Wait for the senders of the state at this place, and receive into `tensors`. Returns None if `given_up` gives
-        a reason before the first sender came. Raises `TransferError`."""
+        """Wait for senders of the state at this place, and receive into `tensors`. Returns None if `given_up` returns a
+        reason before the first sender has come. Raises `TransferError`."""
         received, self._place = Received(tensors), place
         until = float("inf")
         started = 0.0
@@ -263,8 +265,8 @@ class Receiver:
 
 
 class Received:
-    """State that a newcomer receives from its senders, by one thread each. The caller calls `answer` once the state is
-    loaded, and `close` in any case."""
+    """State that a new rank receives, by one thread for each sender. Call `answer` when the state is loaded, and
+    `close` in any case."""
 
     def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
         self._tensors = tensors
@@ -282,7 +284,7 @@ class Received:
         self._errors: list[TransferError] = []
         self._header = threading.Event()
         self.packed = bytearray()
-        """State that is no tensor, for `unpacked`."""
+        """Rest of the state, for `unpacked`."""
         self.bytes = 0
         self.seconds = 0.0
 
@@ -291,7 +293,7 @@ class Received:
         return bool(self._open)
 
     def whole(self) -> bool:
-        """Return whether all senders are connected. Raises `TransferError` if one failed."""
+        """Return True if all senders are connected. Raises `TransferError` if one has failed."""
         if self._open:
             self._header.wait(TIMEOUT_S)
         if self._errors:
@@ -319,7 +321,7 @@ class Received:
             streams.wait(device)  # each thread has a stream of its own
 
     def answer(self) -> None:
-        """Tell the senders that the state is loaded."""
+        """Report to the senders that the state is loaded."""
         with self._answering:
             self._over.set()
             for connection in self._open:
