@@ -1,7 +1,8 @@
-"""Detection of ranks that hang: ranks write their last step boundary's time into memory shared with the launcher.
+"""Detection of ranks that hang: each rank writes the time of its last step boundary into memory shared with its
+launcher.
 
-A dead peer, a lost network or a deadlock leaves ranks waiting for ever. The detector ends ranks that hang, and training
-goes on from the last checkpoint. One limit, set by the user, holds for steps and for collectives.
+After the death of a peer, the loss of a network, or a deadlock, ranks may wait for ever. The detector ends hung ranks,
+and training continues from the last checkpoint. The user sets one limit for both steps and collectives.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _FOR_EVER = timedelta(days=365)
 
 
 def limit_s(env: Mapping[str, str]) -> float:
-    """Seconds that a rank may take from one step boundary to the next; 0 for no limit."""
+    """Return the most seconds that a rank may take from one step boundary to the next; 0 for no limit."""
     try:
         seconds = float(env.get("ONES_HANG_S") or HANG_S)
     except ValueError:
@@ -28,25 +29,25 @@ def limit_s(env: Mapping[str, str]) -> float:
 
 
 def collective(env: Mapping[str, str]) -> timedelta:
-    """Time that a collective may take: one rank's evaluation makes the others wait. NCCL's own limit of 10 minutes
-    would abort such waits."""
+    """Return the time limit of a collective, in which other ranks may wait for one rank's evaluation. NCCL's own limit
+    of 10 minutes would abort such a wait."""
     return timedelta(seconds=limit_s(env)) or _FOR_EVER
 
 
 class Standstill:
-    """Detects pauses of this process, whose node was paused or whose job Slurm suspended. Other processes were paused
-    or unreachable too, so this time does not count as their silence."""
+    """Detection of pauses of this process: its node was suspended, or Slurm suspended the job. Other processes were
+    suspended or unreachable as well, so that this time does not count as their silence."""
 
     MOST_S = 2.0
-    """Seconds between two calls of `look` above which the process counts as paused."""
+    """Seconds between two calls of `look` from which this process counts as paused."""
     COUNTS_S = 0.5
-    """Seconds of each pause that count nevertheless, so that a process that is always late still finds silent ones."""
+    """Seconds of each pause that count all the same, so that a process that is always late still finds silent ones."""
 
     def __init__(self) -> None:
         self._last = time.monotonic()
 
     def look(self) -> float:
-        """Return the seconds since the last call that do not count, if the process was paused; else 0. Call this
+        """Return the seconds since the last call that do not count, because of a pause; 0 without one. Call this
         several times a second."""
         last, self._last = self._last, time.monotonic()
         between = self._last - last
@@ -55,26 +56,27 @@ class Standstill:
 
 class Heartbeats:
     """Time of each local rank's last beat, on the machine's monotonic clock; 0 for a rank that is not watched. The
-    launcher makes this object before the fork. Each rank writes only its own entry, in one store."""
+    launcher makes this object before it forks the ranks. Each rank writes only its own entry, in one store
+    instruction."""
 
     def __init__(self, ranks: int) -> None:
         self._beats = memoryview(mmap.mmap(-1, 8 * ranks)).cast("d")
         self._excused = [(0.0, 0.0)] * ranks
-        """Last beat of each rank, and the seconds of pauses since that beat."""
+        """(last beat, seconds of pauses since then) of each rank."""
 
     def beat(self, local_rank: int, now: float) -> None:
-        """Record that this rank was at a step boundary at this time; 0 ends its watch."""
+        """Record that this rank was at a step boundary at the time `now`; 0 ends its watch."""
         self._beats[local_rank] = now
 
     def stood_still(self, now: float, seconds: float) -> None:
-        """Excuse all ranks for the seconds before `now` in which they were paused with the caller. Pauses add up, since
-        a scheduler may suspend jobs in turn."""
+        """Excuse all ranks for the `seconds` before `now`, in which they were paused like the caller. Pauses add up,
+        since a scheduler may suspend jobs in turn."""
         for rank, beat in enumerate(self._beats):
             self._excused[rank] = beat, self._excuse(rank, beat) + min(seconds, now - beat)
 
     def hung(self, now: float, limit_s: float) -> list[int]:
-        """Return the local ranks that reached no step boundary for more than `limit_s` seconds, pauses of the machine
-        excluded. Empty if `limit_s` is 0."""
+        """Return the local ranks that reached no step boundary for more than `limit_s` seconds, not counting pauses of
+        the machine. Empty if `limit_s` is 0."""
         if limit_s <= 0:
             return []
         silent = [beat and now - beat - self._excuse(rank, beat) for rank, beat in enumerate(self._beats)]
@@ -89,27 +91,27 @@ _own: tuple[Heartbeats, int] | None = None
 
 
 def watch_rank(board: Heartbeats, local_rank: int) -> None:
-    """Make this process's `beat` and `pause` write the entry of this local rank."""
+    """Make `beat` and `pause` of this process write the entry of this local rank."""
     global _own
     _own = (board, local_rank)
 
 
 def beat() -> None:
-    """Record that this rank is at a step boundary, or otherwise alive. The first call begins the watch. Costs under a
-    microsecond; does nothing if the rank has no detector."""
+    """Record that this rank is at a step boundary, or makes progress otherwise. The first call starts the watch. Takes
+    less than a microsecond. Does nothing if the rank has no detector."""
     if _own is not None:
         _own[0].beat(_own[1], time.monotonic())
 
 
 def pause() -> None:
-    """End the watch until the next beat: training is over, or the next action may take any time."""
+    """Stop watching until the next beat, since training has finished or the next action may take any time."""
     if _own is not None:
         _own[0].beat(_own[1], 0.0)
 
 
 def watch_this_process(limit_s: float, end: Callable[[], None]) -> None:
-    """Watch without a node launcher (MPI): a thread calls `end` when this process hangs. The thread runs while the main
-    thread waits in a library, which is how ranks hang."""
+    """Watch this process without a node launcher (MPI): a thread calls `end` when it hangs. The thread also runs while
+    the main thread waits in a library, which is how ranks hang."""
     if limit_s <= 0:
         return
     board = Heartbeats(1)
