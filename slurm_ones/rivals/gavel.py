@@ -69,7 +69,7 @@ class Gavel:
         there = free_of_kind(cluster, [job for job in jobs if job.job_id in fixed])
         shares = allocate(gpus, speeds, there, self.options.objective)
         wanted = self._round(cluster, mobile, gpus, speeds, shares, there)
-        why = reason("turn", first="the job that is owed most time on a kind of GPU")
+        why = reason("turn", first="jobs that have had the least of their share of time")
         parts = [
             build_tables(cluster.of_kind(kind), cluster.views_on(kind, mobile), "requested")
             for kind in cluster.kinds or ("",)

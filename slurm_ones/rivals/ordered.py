@@ -106,7 +106,7 @@ class Srsf(Srtf):
     """Shortest remaining service first: jobs in order of remaining time × GPUs."""
 
     name = "srsf"
-    first = "jobs with the fewest GPU-seconds to come"
+    first = "jobs with the fewest remaining GPU-seconds"
 
     def _weigh(self, wanted: Allocation, seconds: float) -> float:
         return seconds * wanted.shape.gpus
@@ -161,7 +161,7 @@ class Tiresias:
 
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
         order = sorted(jobs, key=lambda job: (self.queue(job), job.submitted, job.job_id))
-        return allocate_in_order(cluster, jobs, order, "jobs that have had fewest GPU-seconds")
+        return allocate_in_order(cluster, jobs, order, "jobs with the fewest GPU-seconds so far")
 
     def queue(self, job: JobView) -> int:
         """Return the number of the job's queue. Queue 0 is served first."""

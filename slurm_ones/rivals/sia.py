@@ -39,7 +39,7 @@ SCALE = 1000.0
 prints a line each time."""
 LARGEST_COST = 3000.0
 """Largest cost of a configuration in the program; the authors' value."""
-TOTAL = "the sum of all jobs' goodputs, each to its power"
+TOTAL = "the sum of all jobs' goodputs, each raised to a power"
 BEST = reason("best_total", total=TOTAL)
 
 
