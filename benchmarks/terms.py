@@ -1,14 +1,15 @@
 """What a planned change by a term costs, and where the time goes: two blocks of FSDP2 on this machine.
 
     python benchmarks/terms.py --changes 10 --parameters 5000000 --json terms.json
-    python benchmarks/terms.py --changes 6 --carriers memory disk --fsync-ms 300 --write-mb-s 50
+    python benchmarks/terms.py --changes 6 --carriers apart memory disk --fsync-ms 300 --write-mb-s 50
 
 Task 0 trains, then tasks 0 and 1, then 0 again, and so on; each change begins a term. The pause is the time between the
 ends of two steps around the change, less a usual step of its own size, as the script's own lines show. Its parts are
 the times between moments that all ranks have reached, as functions of the wrapper note them. In the same run the bytes
 of a checkpoint are copied in memory, and written and fsynced on the job's disk. `late` is what the change costs up to
 its fifth step, with the checkpoint that is written behind the training. A slow file system is emulated below the job's
-directory: each fsync sleeps, and a checkpoint's writes sleep by their bytes.
+directory: each fsync sleeps, and a checkpoint's writes sleep by their bytes. `apart` emulates a node for each task, by
+a folder in memory for each; the network between them is the loopback device.
 """
 
 from __future__ import annotations
@@ -182,13 +183,14 @@ def raw(size: int, folder: Path) -> dict[str, float]:
     return {"copy_s": statistics.median(copies), "write_s": statistics.median(writes)}
 
 
-def measure(directory: Path, changes: int, parameters: int, carrier: str) -> dict[str, Any]:
-    """Run a job in this directory through these changes, and return its figures."""
+def measure(directory: Path, changes: int, parameters: int, carrier: str, memory: Path) -> dict[str, Any]:
+    """Run a job in this directory through these changes, and return its figures. `memory` is for the carrier apart."""
     directory.mkdir(exist_ok=True)
     env = {"PARAMETERS": str(parameters)} | ({"ONES_MEMORY": ""} if carrier == "disk" else {})
     (directory / "train.py").write_text(SCRIPT)
     note_functions(directory / "notes")
-    job = Job(directory / "job", script=directory / "train.py", **env)
+    apart = memory if carrier == "apart" else None
+    job = Job(directory / "job", script=directory / "train.py", apart=apart, **env)
     try:
         job.start(0)
         job.wait(First)
@@ -224,16 +226,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--changes", type=int, default=10)
     parser.add_argument("--parameters", type=int, default=5_000_000)
-    parser.add_argument("--carriers", nargs="+", choices=("memory", "disk"), default=["memory"], help="in turn")
+    carriers = ("apart", "memory", "disk")
+    parser.add_argument("--carriers", nargs="+", choices=carriers, default=["memory"], help="in turn")
     parser.add_argument("--fsync-ms", type=float, default=0.0)
     parser.add_argument("--write-mb-s", type=float, default=1e6)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     figures = []
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory(dir="/dev/shm") as memory:
         slow_down(Path(folder), args.fsync_ms / 1e3, args.write_mb_s * 1e6)
         for number, carrier in enumerate(args.carriers):
-            its = measure(Path(folder) / str(number), args.changes, args.parameters, carrier)
+            place, apart = (Path(one) / str(number) for one in (folder, memory))
+            its = measure(place, args.changes, args.parameters, carrier, apart)
             figures.append({"carrier": carrier} | its)
     print(json.dumps(figures, indent=1))
     if args.json:

@@ -9,6 +9,7 @@ import json
 import os
 import signal
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ import torch
 from ones_wrapper.protocol import Bye, Hello, Membership, Report
 from slurm_ones.act.transitions import State
 from tests.cluster import Cluster
-from tests.endtoend.block_site import Site, sites
+from tests.endtoend.block_site import SITES, Site, sites
 from tests.endtoend.harness import BLOCKS, TRAIN, WHOLE_NODE_BLOCKS, Harness, processes
 from tests.endtoend.test_blocks_light import nobody_left_held_or_running
 from tests.wrapper.reference import batches_by_step, train
@@ -37,7 +38,10 @@ def site(request: pytest.FixtureRequest) -> Iterator[Site]:
 class Training:
     """One job of blocks that trains with PyTorch, and what it left."""
 
-    def __init__(self, site: Site, epochs: int, *more: str, step_ms: int = 200, **env: str) -> None:
+    def __init__(
+        self, site: Site, epochs: int, *more: str, step_ms: int = 200, apart: bool = False, **env: str
+    ) -> None:
+        """With `apart`, nodes have memory of their own: a folder for each emulates it, since all are one machine."""
         self.site, self.epochs = site, epochs
         self.harness = harness = site.harness
         self.folder = harness.folder("traces")
@@ -47,6 +51,10 @@ class Training:
         env |= {"ONES_TRACE": f"{inside}/trace-{{restart}}-{{rank}}.jsonl"}
         options, env = site.asked((*OPTIONS, *(() if site.whole else ("--cpus-per-gpu=1",))), env)
         template = WHOLE_NODE_BLOCKS if site.whole else BLOCKS
+        if apart:
+            memory = f'export ONES_MEMORY="{inside}/memory-$SLURMD_NODENAME"; mkdir -p "$ONES_MEMORY"'
+            (self.folder / "apart.sbatch").write_text(template.read_text().replace("exec ones", f"{memory}\nexec ones"))
+            template = Path(inside) / "apart.sbatch"
         self.job_id = harness.submit(str(TRAIN), *map(str, arguments), options=options, template=template, **env)
         self.settings = site.settings("max_wait_s = 60\ndwell_s = 0")
         harness.membership(self.job_id, lambda m: m.why == "first", "first membership")
@@ -136,19 +144,26 @@ def test_a_sharded_model_over_a_block_of_two_nodes(request: pytest.FixtureReques
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("where", sites())
-def test_a_sharded_model_starts_from_the_memory_of_its_node(request: pytest.FixtureRequest, where: str) -> None:
-    """Protects terms of blocks that share a node's memory, as the tests' nodes of one block do: no term waits for a
-    checkpoint on the disk."""
+@pytest.mark.parametrize(
+    ("where", "apart"), [*((one, False) for one in SITES), *((one, True) for one in SITES if one.endswith("whole"))]
+)
+def test_a_sharded_model_starts_from_the_memory_of_its_nodes(
+    request: pytest.FixtureRequest, where: str, apart: bool
+) -> None:
+    """Protects terms of blocks that share a node's memory, as the tests' nodes of one block do, and of blocks on nodes
+    with memory of their own, which fetch: no term waits for a checkpoint on the disk, nor gives up a step."""
     site = Site.of(request, where, gpus=1)
     try:
-        training = Training(site, 100, "--sharded")
+        training = Training(site, 100, "--sharded", apart=apart)
         training.sizes(2, batch=32)
+        training.sizes(3, batch=32)
         training.sizes(1, batch=16)
         runs = training.end()
         hellos = [report for reports in runs for report in reports if isinstance(report, Hello)]
-        assert [bool(one.step) for one in hellos] == [False, True, True]
-        assert [one.checkpoint for one in hellos] == ["", "", ""], hellos
+        assert [bool(one.step) for one in hellos] == [False, True, True, True]
+        assert [one.checkpoint for one in hellos] == ["", "", "", ""], hellos
+        nodes = list(training.folder.glob("memory-*"))
+        assert len(nodes) == (3 if apart else 0) and not any(list(node.iterdir()) for node in nodes)
     finally:
         site.harness.clear()
 

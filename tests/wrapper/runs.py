@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ones_wrapper.launch.pieces import NAME
 from ones_wrapper.protocol import Order, Report, decode_report, encode, reports_name
 from tests.wrapper.preloaded import Started, forkable
 
@@ -106,6 +107,11 @@ def children(pid: int) -> list[int]:
         return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except OSError:
         return []
+
+
+def ranks_of(launcher: int) -> list[int]:
+    """The ranks of a node launcher, which also has a process that serves its folder in memory."""
+    return [pid for pid in children(launcher) if Path(f"/proc/{pid}/comm").read_text().strip() != NAME]
 
 
 def _standing(pid: int) -> list[str]:

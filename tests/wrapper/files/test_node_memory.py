@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ones_wrapper.files import node_memory
-from ones_wrapper.files.node_memory import HELD, NodeMemory, clear, common, drop, held, hold, ours
+from ones_wrapper.files.node_memory import (
+    FOLDER,
+    HELD,
+    HeldCheckpoint,
+    MemoryFolder,
+    NodeMemory,
+    clear,
+    drop,
+    folder_for,
+    held,
+    hold,
+    least_room,
+    ours,
+)
 from ones_wrapper.protocol import CHECKPOINTS
 from tests.wrapper.files.test_places import root_only
 
@@ -21,9 +36,8 @@ def env(tmp_path: Path) -> dict[str, str]:
 
 
 def folder(memory: NodeMemory) -> Path:
-    path = common([memory.name])
-    assert path is not None
-    return path
+    assert memory.folder is not None
+    return memory.folder.path
 
 
 def test_it_is_its_owners_and_goes_with_its_launcher(env: dict[str, str], tmp_path: Path) -> None:
@@ -37,7 +51,7 @@ def test_it_is_its_owners_and_goes_with_its_launcher(env: dict[str, str], tmp_pa
 
 @pytest.mark.parametrize("place", ["", "nowhere", "/proc/nowhere"])
 def test_a_node_may_have_none(place: str) -> None:
-    assert NodeMemory({"ONES_MEMORY": place}).name == ""
+    assert NodeMemory({"ONES_MEMORY": place}).folder is None
 
 
 def test_the_next_start_removes_what_the_killed_left(env: dict[str, str], tmp_path: Path) -> None:
@@ -47,13 +61,12 @@ def test_the_next_start_removes_what_the_killed_left(env: dict[str, str], tmp_pa
     if rank == 0:  # it inherits the lock, as ranks do
         memory = NodeMemory(env)
         (folder(memory) / CHECKPOINTS).mkdir()
-        (tmp_path / "said").write_text(memory.name)
+        (tmp_path / "said").write_text(str(folder(memory)))
         time.sleep(60)
         os._exit(0)
     while not (name := (tmp_path / "said").read_text()):
         time.sleep(0.01)
-    path = common([name])
-    assert path is not None
+    path = Path(name)
     NodeMemory(env).remove()
     assert path.exists()
     os.kill(rank, signal.SIGKILL)
@@ -81,34 +94,78 @@ def test_others_folders_are_not_believed_nor_touched(env: dict[str, str], tmp_pa
     assert not ours(mine)
 
 
-def test_all_must_see_one_folder(env: dict[str, str], tmp_path: Path) -> None:
-    """Blocks of other nodes, or with a file system in memory of their own, do not."""
-    one, two, far = NodeMemory(env).name, NodeMemory(env).name, NodeMemory({"ONES_MEMORY": str(tmp_path.parent)}).name
-    assert common([one, two]) == Path(one.partition(":")[2]) and common([two, one]) == Path(two.partition(":")[2])
-    assert [common(names) for names in ([one, far], [one, ""], [""])] == [None, None, None]
+def text(node: str, name: str, room: int, path: Path) -> str:
+    return MemoryFolder(node, name, 7, room, path / f".ones-blocks-{name}").text
+
+
+def test_into_which_folder_a_rank_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of the first coming launcher that sees its memory, else its own; the node with the least room counts."""
+    monkeypatch.setattr(node_memory, "room", lambda folder: 50)
+    a, b, c, d = (text(*one, tmp_path) for one in (("x", "a", 9), ("x", "b", 8), ("y", "c", 90), ("y", "d", 70)))
+    monkeypatch.setenv(FOLDER, a)
+    for coming, there, room in (([a], "a", 9), ([c, b, a], "b", 8), ([c], "a", 50), ([d, c], "a", 50)):
+        assert (found := folder_for(coming, [a])) is not None
+        assert (found[0].path.name, found[1]) == (f".ones-blocks-{there}", room)
+    assert folder_for([a, ""], [a]) is None and folder_for([a], [a, ""]) is None
+    monkeypatch.delenv(FOLDER)
+    assert folder_for([a], [a]) is None
+    assert least_room([a, b]) == b and least_room([a, ""]) == ""
+
+
+def described(*files: str, **other: Any) -> dict[str, Any]:
+    """A description as JSON has it, of files that all lie in one folder."""
+    folders = [text("x", "a", 1, Path("/dev/shm"))]
+    manifest = {"files": {file: [1, 2] for file in files}}
+    of = {"name": "step-000000001", "manifest": manifest, "folders": folders, "places": dict.fromkeys(files, 0)}
+    return of | other
+
+
+def test_a_description_is_read_back(tmp_path: Path) -> None:
+    one = HeldCheckpoint.parse(described("tensors-00000.safetensors", "rest.pt"))
+    hold(tmp_path, one)
+    assert held(tmp_path) == one and (tmp_path / HELD).stat().st_mode & 0o777 == 0o600
+    more = one.at([text("x", "b", 1, Path("/dev/shm")), text("y", "c", 1, Path("/a b"))] * 2)
+    assert len(more.folders) == 2 and {more.folder_of(file).path.name for file in more.places} == {
+        ".ones-blocks-b", ".ones-blocks-c"
+    }  # fmt: skip
+    drop(tmp_path)
+    drop(tmp_path)
+    assert held(tmp_path) is None
 
 
 @pytest.mark.parametrize(
-    "text", ["", "step-000000001", "/step-000000001", "/home/me", "/home/me/step-1x", "/tmp/\0/step-000000001"]
+    "wrong",
+    [
+        {},
+        described("rest.pt", name="step-1x"),
+        described("rest.pt", name="../step-000000001"),
+        described("../rest.pt"),
+        described("manifest.json"),
+        described("tensors-00000.safetensors/x"),
+        described("rest.pt", places={}),
+        described("rest.pt", places={"rest.pt": 1}),
+        described("rest.pt", places={"rest.pt": "0"}),
+        described("rest.pt", folders=["x host 7 8"]),
+        described("rest.pt", folders=["x host 7 8 /etc"]),
+        described("rest.pt", folders=["x host seven 8 /dev/shm/.ones-blocks-a"]),
+        described("rest.pt", manifest={"files": {}}),
+        described("rest.pt", manifest=[]),
+    ],
 )
-def test_a_wrong_name_is_none(tmp_path: Path, text: str) -> None:
-    """And what it names stays."""
-    (tmp_path / HELD).write_text(text)
+def test_a_wrong_description_is_none(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    (tmp_path / HELD).write_text(json.dumps(wrong))
     assert held(tmp_path) is None
-    drop(tmp_path)
-    assert not (tmp_path / HELD).exists()
 
 
 def test_only_a_launchers_folder_is_emptied(env: dict[str, str], tmp_path: Path) -> None:
-    """A name may point anywhere."""
-    precious = tmp_path / "runs" / CHECKPOINTS / "step-000000007"
-    mine = folder(NodeMemory(env)) / CHECKPOINTS / "step-000000007"
+    precious = tmp_path / "runs"
+    mine = folder(NodeMemory(env))
     for path in (precious, mine):
-        path.mkdir(parents=True)
-        hold(tmp_path, path)
-        assert held(tmp_path) == path
-        drop(tmp_path)
-    assert precious.exists() and not mine.exists()
+        (path / CHECKPOINTS / "step-000000007").mkdir(parents=True)
+    with pytest.raises(PermissionError):
+        clear(precious)
+    clear(mine)
+    assert list((precious / CHECKPOINTS).iterdir()) and not list((mine / CHECKPOINTS).iterdir())
 
 
 def test_room_is_the_least_that_is_free(tmp_path: Path) -> None:

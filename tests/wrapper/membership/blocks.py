@@ -28,8 +28,19 @@ R = TypeVar("R", bound=Report)
 class Job:
     """One job of blocks in a directory."""
 
-    def __init__(self, directory: Path, *arguments: str, epochs: int = 24, script: Path = TRAIN, **env: str) -> None:
-        """Steps take some time until `hurry`."""
+    def __init__(
+        self,
+        directory: Path,
+        *arguments: str,
+        epochs: int = 24,
+        script: Path = TRAIN,
+        apart: Path | None = None,
+        nodes: int = 64,
+        **env: str,
+    ) -> None:
+        """Steps take some time until `hurry`. With `apart`, tasks are as on so many nodes: each node's memory is
+        emulated by a folder in there."""
+        self.apart, self._nodes = apart, nodes
         self._script = script
         self.directory = directory
         directory.mkdir(parents=True, exist_ok=True)
@@ -53,6 +64,10 @@ class Job:
 
     def start(self, task: int, ranks: int = 1, restart: int = 0) -> ForkedBlock:
         env = {"ONES_BLOCKS": "1", **self.environment(task, restart), **self._env}
+        if self.apart is not None:
+            memory = self.apart / f"node-{task % self._nodes}"
+            memory.mkdir(parents=True, exist_ok=True)
+            env["ONES_MEMORY"] = str(memory)
         block = ForkedBlock(self._script, self.arguments, ranks, env, self.directory / f"log-{len(self.blocks)}")
         self.blocks.append(block)
         return block

@@ -24,7 +24,7 @@ from ones_wrapper.network.job_network import STORE
 from ones_wrapper.process import hooks as process_hooks
 from ones_wrapper.process.hooks import Flags
 from ones_wrapper.process.placement import free_port
-from tests.wrapper.runs import children
+from tests.wrapper.runs import ranks_of
 
 
 class ForkedBlock:
@@ -94,7 +94,7 @@ class ForkedBlock:
         return self._code
 
     def ranks(self) -> list[int]:
-        return children(self.pid)
+        return ranks_of(self.pid)
 
     def stacks(self) -> str:
         for pid in self.ranks():

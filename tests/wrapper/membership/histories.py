@@ -1,7 +1,8 @@
 """Random histories of one job of blocks: orders, deaths and signals in any mixture, each ending as an undisturbed run.
 
 `python -m tests.wrapper.membership.histories --seeds 0-999 --log F` runs many, and goes on from the log if it is
-started again. With `--terms` the model is sharded, so that each change begins a term.
+started again. With `--terms` the model is sharded, so that each change begins a term; with `--apart` the tasks' nodes
+have memory of their own, as far as a folder for each emulates that.
 """
 
 from __future__ import annotations
@@ -33,12 +34,23 @@ REVIVED = 2
 
 
 class History:
-    def __init__(self, directory: Path, seed: int, *arguments: str) -> None:
-        """The script gets these arguments, too."""
+    def __init__(self, directory: Path, seed: int, *arguments: str, apart: bool = False) -> None:
+        """The script gets these arguments, too. With `apart`, tasks have nodes with memory of their own (emulated)."""
         self._random = random.Random(seed)
         passes = self._random.choice([(), ("--max-local-batch", "7", "--max-passes", "8")])
         workers = self._random.choice([(), (), ("--workers", "1")])
-        self.job = Job(directory, *passes, *workers, *arguments, "--step-ms", "30")
+        # Some nodes may have several blocks.
+        self.memory, nodes = directory.with_name("memory"), self._random.choice([4, 4, 3, 2]) if apart else 0
+        self.job = Job(
+            directory,
+            *passes,
+            *workers,
+            *arguments,
+            "--step-ms",
+            "30",
+            apart=self.memory if apart else None,
+            nodes=nodes,
+        )
         self.said: list[str] = []
         self._running: dict[int, int] = {}
         """Which block each task runs as."""
@@ -162,10 +174,10 @@ class History:
             self._start(task)
 
 
-def lived(seed: int, actions: int, *arguments: str) -> dict[str, Any]:
+def lived(seed: int, actions: int, *arguments: str, apart: bool = False) -> dict[str, Any]:
     """Live through one history. Its line of the log: a failed one's job stays in `directory`."""
     directory = Path(tempfile.mkdtemp(prefix=f"history-{seed}-"))
-    history, began = History(directory / "job", seed, *arguments), time.monotonic()
+    history, began = History(directory / "job", seed, *arguments, apart=apart), time.monotonic()
     line: dict[str, Any] = {"seed": seed, "failure": ""}
     try:
         history.run(actions)
@@ -182,6 +194,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--actions", type=int, default=6)
     parser.add_argument("--log", type=Path, default=os.devnull, help="gets a line a seed; its seeds are not run again")
     parser.add_argument("--terms", action="store_true", help="change by terms, from checkpoints")
+    parser.add_argument("--apart", action="store_true", help="tasks have nodes with memory of their own (emulated)")
     args = parser.parse_args(argv)
     os.environ.setdefault("RES_OPTIONS", "timeout:1")  # as in all tests: what is forked has this process's resolver
     first, _, last = args.seeds.partition("-")
@@ -191,7 +204,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         lines = {line["seed"]: line for line in map(json.loads, log) if line["seed"] in asked}
         for seed in asked:
             if seed not in lines:
-                line = lines[seed] = lived(seed, args.actions, *(("--sharded",) if args.terms else ()))
+                line = lines[seed] = lived(
+                    seed, args.actions, *(("--sharded",) if args.terms else ()), apart=args.apart
+                )
                 log.write(json.dumps(line) + "\n")
                 log.flush()
                 result = "FAILED" if line["failure"] else "ok"

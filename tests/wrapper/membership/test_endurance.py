@@ -89,6 +89,10 @@ def test_a_batch_that_its_leader_had_no_time_to_report(tmp_path: Path) -> None:
 @pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 2])
-@pytest.mark.parametrize("arguments", [(), ("--sharded",)], ids=["memory to memory", "terms"])
-def test_any_history_ends_as_undisturbed(tmp_path: Path, arguments: tuple[str, ...], seed: int) -> None:
-    History(tmp_path / "job", seed, *arguments).run(5)
+@pytest.mark.parametrize(
+    ("arguments", "apart"),
+    [((), False), (("--sharded",), False), (("--sharded",), True)],
+    ids=["memory to memory", "terms", "terms of nodes apart"],
+)
+def test_any_history_ends_as_undisturbed(tmp_path: Path, arguments: tuple[str, ...], apart: bool, seed: int) -> None:
+    History(tmp_path / "job", seed, *arguments, apart=apart).run(5)

@@ -21,7 +21,7 @@ from tests.wrapper.launch.tools import asked, on_node
 from tests.wrapper.membership.blocks import ARRAY, Job
 from tests.wrapper.membership.forked import ForkedBlock
 from tests.wrapper.preloaded import Started
-from tests.wrapper.runs import TRAIN, children
+from tests.wrapper.runs import TRAIN, children, ranks_of
 
 CANCELLED = f"scancel --state=PENDING {ARRAY}"
 
@@ -46,7 +46,7 @@ class LaunchedBlock(ForkedBlock):
         return children(self.pid)
 
     def ranks(self) -> list[int]:
-        return [rank for launcher in self.launchers() for rank in children(launcher)]
+        return [rank for launcher in self.launchers() for rank in ranks_of(launcher)]
 
     def kill(self) -> None:
         if not self.ended():

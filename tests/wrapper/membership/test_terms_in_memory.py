@@ -1,4 +1,7 @@
-"""Terms whose checkpoint lies in the node's memory: whatever is killed, each sample is used once, and nothing stays."""
+"""Terms whose checkpoint lies in the nodes' memory: whatever is killed, each sample is used once, and nothing stays.
+
+With `apart`, each task's node has memory of its own, as far as a folder for each emulates that.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,13 @@ import pytest
 
 from ones_wrapper.checkpoint import Checkpoints, checkpoints, files
 from ones_wrapper.checkpoint.folder import Folder
+from ones_wrapper.checkpoint.held import HeldFolder
 from ones_wrapper.files.job_directory import checkpoint_names
 from ones_wrapper.files.node_memory import HELD, NodeMemory
 from ones_wrapper.launch.node import Ranks
+from ones_wrapper.launch.pieces import STAY_S, LentMemory
 from ones_wrapper.membership.files import HotFolder
+from ones_wrapper.network import pieces
 from ones_wrapper.protocol import Checkpoint, First, Hello
 from tests.marks import nightly
 from tests.waiting import until
@@ -29,15 +35,20 @@ def memory(tmp_path: Path) -> Path:
     return tmp_path / "memory"
 
 
-@pytest.fixture
-def job(tmp_path: Path, memory: Path, kept: Callable[[Job], Job]) -> Job:
-    return kept(Job(tmp_path / "job", "--sharded", "--step-ms", "60", ONES_MEMORY=str(memory)))
+@pytest.fixture(params=[False, True], ids=["together", "apart"])
+def job(request: pytest.FixtureRequest, tmp_path: Path, memory: Path, kept: Callable[[Job], Job]) -> Job:
+    (memory / "node").mkdir()
+    together = {} if request.param else {"ONES_MEMORY": str(memory / "node")}
+    apart = memory if request.param else None
+    return kept(Job(tmp_path / "job", "--sharded", "--step-ms", "60", apart=apart, **together))
 
 
 def assert_nothing_stays(job: Job, memory: Path) -> None:
-    """On the node, once another block has started there; nor does the job's directory name any."""
-    NodeMemory({"ONES_MEMORY": str(memory)}).remove()
-    assert not list(memory.iterdir()) and not (job.directory / "checkpoints" / HELD).exists()
+    """On any node, once another block has started there; nor does the job's directory name any."""
+    for node in memory.iterdir():
+        NodeMemory({"ONES_MEMORY": str(node)}).remove()
+        assert not list(node.iterdir())
+    assert not (job.directory / "checkpoints" / HELD).exists()
 
 
 def durable(job: Job, after: int) -> Checkpoint:
@@ -64,14 +75,16 @@ def test_the_disk_gets_it_behind_the_training(job: Job, memory: Path, monkeypatc
     grown = job.wait_for(0, 1)
     assert not job.of(Checkpoint) and not checkpoint_names(job.directory / "checkpoints")
     assert (job.directory / "checkpoints" / HELD).exists()
-    assert durable(job, grown.step).stall_s < 1.0 and list(memory.glob("*/checkpoints/*")) == []
+    assert durable(job, grown.step).stall_s < 1.0 and list(memory.glob("*/.*/checkpoints/*")) == []
     slow.unlink()
     job.order(1)
     shrunk = job.wait_for(1)
+    until(job.blocks[0].ended, job.errors, within_s=STAY_S / 3)
     durable(job, shrunk.step)
     job.finish()
     assert [hello.step for hello in job.of(Hello)] == [0, grown.step, shrunk.step]
     assert [hello.checkpoint for hello in job.of(Hello)] == ["", "", ""]
+    assert [block.end() for block in job.blocks] == [0, 0]
     assert_nothing_stays(job, memory)
     job.assert_as_undisturbed()
 
@@ -80,7 +93,10 @@ MOMENTS: dict[str, tuple[type | Any, str, Callable[..., bool]]] = {
     "writes": (files, "_write", lambda handle, _: "/memory/" in str(Path(f"/proc/self/fd/{handle}").readlink())),
     "has written": (HotFolder, "announce", lambda *_: True),
     "is forked": (Ranks, "fork", lambda ranks: bool(ranks._codes)),
-    "loads": (Checkpoints, "_read", lambda box, name, state: name.startswith("/")),
+    "fetches": (pieces, "_received", lambda *_: True),
+    "has fetched": (pieces, "replace_small", lambda *_: True),
+    "loads": (Checkpoints, "_read", lambda box, folder, name, state: isinstance(folder, HeldFolder)),
+    "has loaded": (Checkpoints, "_lies_in", lambda *_: True),
     "writes to the disk": (Folder, "_publish", lambda folder, name: (folder._path / HELD).exists()),
 }
 """What a process is about to do, and whether a call is that."""
@@ -94,6 +110,8 @@ def test_killed_as_a_term_begins(
     job: Job, memory: Path, monkeypatch: pytest.MonkeyPatch, moment: str, whole: bool
 ) -> None:
     """A launcher with its ranks, which dies as it or its rank is about to do that, or with it all blocks."""
+    if moment == "fetches" and job.apart is None:
+        pytest.skip("one node has all of it")
     owner, name, meant = MOMENTS[moment]
     now, struck, do = job.directory / "now", job.directory / "struck", getattr(owner, name)
 
@@ -129,5 +147,42 @@ def test_killed_as_a_term_begins(
     job.hurry()
     job.end()
     assert job.blocks[-1].end() == 0, job.errors()
+    assert_nothing_stays(job, memory)
+    job.assert_as_undisturbed()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("job", [True], ids=["apart"], indirect=True)
+@pytest.mark.parametrize("harm", ["killed", nightly("no room"), nightly("silent")])
+def test_a_node_that_left_takes_its_part_with_it(
+    job: Job, memory: Path, monkeypatch: pytest.MonkeyPatch, harm: str
+) -> None:
+    """Between the announcement and the next start its launcher is killed, or what it has cannot be had: the disk's last
+    checkpoint counts."""
+
+    now = job.directory / "now"
+
+    def harmed(function: Callable[..., Any], instead: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *given, **named: (instead if now.exists() else function)(*given, **named)
+
+    def killed(*given: Any, **named: Any) -> None:
+        now.unlink()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if harm == "killed":
+        monkeypatch.setattr(LentMemory, "end", harmed(LentMemory.end, killed))  # of forked blocks too
+    elif harm == "no room":
+        monkeypatch.setattr(pieces, "room", harmed(pieces.room, lambda folder: 10))
+    else:
+        monkeypatch.setattr(pieces, "_send", harmed(pieces._send, lambda *_: time.sleep(60)))
+        monkeypatch.setattr(pieces, "TIMEOUT_S", 1.0)
+    last = durable(job, job.begin(0, 1).step)
+    now.touch()
+    job.order(1)
+    job.wait_for(1)
+    hello = job.of(Hello)[-1]
+    assert (hello.checkpoint, hello.step) == (last.name, last.step) and "was passed over" in job.errors()
+    job.hurry()
+    assert job.blocks[1].end() == 0, job.errors()
     assert_nothing_stays(job, memory)
     job.assert_as_undisturbed()

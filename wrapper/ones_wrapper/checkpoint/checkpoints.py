@@ -7,9 +7,12 @@ copied what it writes. The plan is kept until the set of tensors changes.
 
 from __future__ import annotations
 
+import json
+import os
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -23,7 +26,8 @@ from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map_only
 
 from ones_wrapper.checkpoint.files import tensor_file, write_plain, write_tensors
-from ones_wrapper.checkpoint.folder import REST, Folder, checkpoint_name, in_memory
+from ones_wrapper.checkpoint.folder import REST, Folder, checkpoint_name
+from ones_wrapper.checkpoint.held import HeldFolder, bring, free_memory
 from ones_wrapper.checkpoint.safetensors import PartReader, TensorPart, encode, whole
 from ones_wrapper.checkpoint.state import Content, Failed, Loaded, Saved, SavedState, collect, differences, restore
 from ones_wrapper.data.progress import TrainingProgress
@@ -31,6 +35,7 @@ from ones_wrapper.devices import streams
 from ones_wrapper.devices.host_memory import Arena
 from ones_wrapper.files import node_memory
 from ones_wrapper.files.checksums import Sum
+from ones_wrapper.files.node_memory import HeldCheckpoint, MemoryFolder
 from ones_wrapper.group import Group, RankError
 from ones_wrapper.process.background import run_behind
 
@@ -55,7 +60,7 @@ class Checkpoints:
         """`keep` is the number of complete checkpoints to keep. With `holds`, these ranks lock the directory, and
         remove what an interrupted save left. Raises `RankError` if another job runs in `job_dir`."""
         self._group = group
-        self._folder = Folder(job_dir, job_id, restart, max(1, keep))
+        self._folder = self._disk = Folder(job_dir, job_id, restart, max(1, keep))
         self._planner = Planner(group)
         self._behind: Group | None = None
         self._alone = False
@@ -108,23 +113,26 @@ class Checkpoints:
         self._wait()
         return self._write(self._group, self._work(state, progress, started, copy=False))
 
-    def hold(self, state: SavedState, progress: TrainingProgress, place: Path) -> bool:
-        """Write a checkpoint into `place`, for ranks that start next on the same node, which has all ranks. `place` is
-        a folder in the node's memory. Return False if there is no room, or if the newest checkpoint is already one in
-        memory."""
+    def hold(self, state: SavedState, progress: TrainingProgress, memory: MemoryFolder, most_bytes: int) -> bool:
+        """Write a checkpoint into the nodes' memory, for the ranks that start next; this rank's part into `memory`.
+        Return False if it would have more than `most_bytes`, or if the newest checkpoint is already one in memory."""
         self._wait()
-        group, folder = self._group, self._folder
-        other = Checkpoints(place, group, folder.job_id, folder.restart, keep=1, holds=False)
-        other._planner, other._most_bytes = self._planner, node_memory.room(place)
+        group, disk = self._group, self._folder
+        other = Checkpoints(disk.job_dir, group, disk.job_id, disk.restart, keep=1, holds=False)
+        other._planner, other._most_bytes = self._planner, most_bytes
         try:
-            if group.on_first(lambda: in_memory(next(iter(folder.names()), ""))):
+            if group.on_first(lambda: disk.held() is not None):
                 return False
-            group.on_first(partial(node_memory.clear, place))
+            of = group.gather(memory.text)
+            other._folder = held = HeldFolder(
+                disk, memory.path, {tensor_file(rank): text for rank, text in enumerate(of)} | {REST: of[0]}
+            )
+            first = of.index(memory.text) == group.rank
             with node_memory.private_files():
-                name = other.save(state, progress).name
-            group.on_first(lambda: node_memory.hold(folder.path(name).parent, other._folder.path(name)))
+                group.here(lambda: held.make(checkpoint_name(progress.step)) if first else None)
+                other.save(state, progress)
         except RankError as error:
-            group.say(f"the state is written to the disk, not left in this node's memory ({error})")
+            group.say(f"the state is written to the disk, not left in the nodes' memory ({error})")
             return False
         return True
 
@@ -234,46 +242,78 @@ class Checkpoints:
             if group.rank == 0:
                 folder.discard(work.name)
             raise
+        if folder is self._disk and self._group.local_rank == 0:  # not if this was written into memory
+            with suppress(OSError):
+                free_memory()
         seconds = time.monotonic() - work.started
         return Saved(work.name, size, seconds, seconds if stall is None else stall, work.progress)
 
     def check_ahead(self) -> None:
-        """Start a thread that checks the newest checkpoint for damage, while the script makes its model."""
-        names = self._group.on_first(self._folder.names)
-        if names:
-            check = partial(self._folder.damage, names[0], self._group.rank, self._group.world)
-            self._ahead = names[0], run_behind("ones-check", check)
+        """Start a thread that checks the newest checkpoint for damage, while the script makes its model. One in memory
+        is fetched first."""
+        held, name = self._newest()
+        if name:
+            self._ahead = name, run_behind("ones-check", self._check(held, name))
 
-    def _damage(self, name: str) -> str:
-        """Return the damage of this rank's part of a checkpoint's files; empty if there is none. Not collective."""
+    def _newest(self) -> tuple[HeldCheckpoint | None, str]:
+        """Return the newest checkpoint: the one in memory, if it counts, and its name. Collective."""
+
+        def look() -> tuple[str, str]:
+            held = self._folder.held()
+            return (held.text, held.name) if held else ("", next(iter(self._folder.names()), ""))
+
+        text, name = self._group.on_first(look)
+        return HeldCheckpoint.parse(json.loads(text)) if text else None, name
+
+    def _check(self, held: HeldCheckpoint | None, name: str) -> Callable[[], str]:
+        """Return a function that returns the damage of this rank's part of a checkpoint's files, empty for none."""
+        group, folder = self._group, self._folder
+        if held is None:
+            return partial(folder.damage, name, group.rank, group.world)
+        return partial(bring, folder.job_dir, held, group.local_rank, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+
+    def _damage(self, held: HeldCheckpoint | None, name: str) -> str:
         ahead, self._ahead = self._ahead, None
         if ahead is not None and ahead[0] == name:
             return ahead[1].result()
-        return self._folder.damage(name, self._group.rank, self._group.world)
+        return self._check(held, name)()
 
     def load(self, state: SavedState) -> Loaded:
         """Load the newest checkpoint without damage into the objects of `state`.
 
-        A damaged checkpoint is renamed to a name with a dot, and logged. Raises `RankError` if an undamaged checkpoint
-        does not fit (model, optimizer, extras, job), and if `state` has types that cannot be saved: that should fail
-        before the first hours of training.
+        A damaged checkpoint is renamed to a name with a dot, and logged; one in memory is dropped. Raises `RankError`
+        if an undamaged checkpoint does not fit (model, optimizer, extras, job), and if `state` has types that cannot be
+        saved: that should fail before the first hours of training.
         """
-        group, folder = self._group, self._folder
+        group, disk = self._group, self._folder
         notes: list[str] = []
-        for name in group.on_first(folder.names):
-            problems = [*filter(None, group.everywhere(partial(self._damage, name)))]
+        while (newest := self._newest())[1]:
+            held, name = newest
+            problems = [*filter(None, group.everywhere(partial(self._damage, held, name)))]
             if not problems:
+                own = node_memory.own_folder() if held is not None else None
+                folder = disk if own is None else HeldFolder(disk, own.path)
                 try:
-                    progress, note = group.everywhere(partial(self._read, name, state))[0]
-                    return Loaded(name, TrainingProgress(**progress), self._log([*notes, *note]))
+                    progress, note = group.everywhere(partial(self._read, folder, name, state))[0]
+                    if own is not None and held is not None:
+                        self._lies_in(held, own)
+                    path = name if own is None else str(folder.path(name))
+                    return Loaded(path, TrainingProgress(**progress), self._log([*notes, *note]))
                 except RankError as error:  # its launcher may have ended meanwhile
-                    if not in_memory(name) or group.on_first(folder.path(name).exists):
+                    if held is None or all(group.everywhere(folder.path(name).exists)):
                         raise
                     problems = [str(error)]
-            notes.append(f"checkpoint {name} is damaged ({problems[0]}) and was passed over")
-            group.on_first(partial(folder.set_aside, name))
+            what = "is damaged" if held is None else "in memory is not to be had"
+            notes.append(f"checkpoint {name} {what} ({problems[0]}) and was passed over")
+            group.on_first(partial(disk.set_aside, name) if held is None else partial(disk.hold, None))
         group.here(lambda: collect(state))
         return Loaded("", TrainingProgress(), self._log(notes))
+
+    def _lies_in(self, held: HeldCheckpoint, own: MemoryFolder) -> None:
+        """Describe a checkpoint in memory as whole on each node, so that launchers of blocks that left may end."""
+        texts = self._group.gather(own.text)
+        with suppress(RankError):
+            self._group.on_first(lambda: self._folder.hold(held.at(texts)))
 
     def _log(self, notes: list[str]) -> str:
         note = "; ".join(notes)
@@ -281,8 +321,8 @@ class Checkpoints:
             self._group.say(note)
         return note
 
-    def _read(self, name: str, state: SavedState) -> tuple[dict[str, Any], list[str]]:
-        (job_id, progress), path = self._folder.manifest(name), self._folder.path(name)
+    def _read(self, folder: Folder, name: str, state: SavedState) -> tuple[dict[str, Any], list[str]]:
+        (job_id, progress), path = folder.manifest(name), folder.path(name)
         rest = torch.load(path / REST, map_location=self._place, weights_only=True)
         reader, now = PartReader(path), collect(state, template=True)
         metadata = reader.read_metadata()
@@ -298,7 +338,7 @@ class Checkpoints:
         reader.read_data(planner.create_local_plan(), planner)
         restore(state, rest, tensors)
         note = f"going on from checkpoint {name} of job {job_id}"
-        return asdict(progress), [note] if job_id != self._folder.job_id else []
+        return asdict(progress), [note] if job_id != folder.job_id else []
 
     def _place(self, storage: Any, location: str) -> Any:
         """Return a loaded tensor's storage, moved to this rank's GPU if rank 0 had it on a GPU."""

@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, fields
 from pathlib import Path
 from threading import Thread
@@ -19,6 +20,7 @@ from ones_wrapper.files import node_memory
 from ones_wrapper.files.checksums import RESUMED_FROM, Sum, damage, sync
 from ones_wrapper.files.job_directory import checkpoint_names
 from ones_wrapper.files.job_lock import lock_directory
+from ones_wrapper.files.node_memory import HeldCheckpoint
 from ones_wrapper.files.small_files import replace_small
 from ones_wrapper.protocol import CHECKPOINTS, MANIFEST, directory_name
 from ones_wrapper.script.line import script
@@ -31,11 +33,6 @@ OTHERS = (
     "checkpoint {name} is of {theirs} (job {job}, start {start}), whose training {mine} would continue: give each "
     "script a directory (export ONES_JOB_DIR=...). If {mine} is to go on from there, add ones-run --resume-from {here}"
 )
-
-
-def in_memory(name: str) -> bool:
-    """Return True if this is the name of a checkpoint in a node's memory."""
-    return name.startswith("/")
 
 
 def checkpoint_name(step: int) -> str:
@@ -60,7 +57,7 @@ class Folder:
         """Function that is called before a checkpoint is published. It returns a reason to discard it, or ''."""
 
     def path(self, name: str) -> Path:
-        """Return the path of a complete checkpoint. A checkpoint in memory has its absolute path as its name."""
+        """Return the path of a complete checkpoint."""
         return self._path / name
 
     def temporary(self, name: str) -> Path:
@@ -105,7 +102,19 @@ class Folder:
         """Write the manifest, publish the checkpoint, and remove the oldest checkpoints. Return the new checkpoint's
         size in bytes. Rank 0 calls this when the files of all ranks are durable."""
         temporary = self.temporary(name)
-        manifest = {
+        replace_small(temporary / MANIFEST, json.dumps(self.manifest_of(progress, files), indent=1).encode())
+        sync(temporary)
+        if why := self.refuse():
+            raise ValueError(why)
+        replaced = self._publish(name)
+        with suppress(OSError):
+            self.hold(None)
+        self._remove(checkpoint_names(self._path)[self.keep :], replaced)
+        return sum(s.size for s in files.values())
+
+    def manifest_of(self, progress: TrainingProgress, files: dict[str, Sum]) -> dict[str, Any]:
+        """Return the values of a new checkpoint's manifest."""
+        return {
             "format": FORMAT,
             "job_id": self.job_id,
             "restart": self.restart,
@@ -113,14 +122,6 @@ class Folder:
             "progress": asdict(progress),
             "files": {file: [s.size, s.crc] for file, s in files.items()},
         }
-        replace_small(temporary / MANIFEST, json.dumps(manifest, indent=1).encode())
-        sync(temporary)
-        if why := self.refuse():
-            raise ValueError(why)
-        replaced = self._publish(name)
-        node_memory.drop(self._path)
-        self._remove(checkpoint_names(self._path)[self.keep :], replaced)
-        return sum(s.size for s in files.values())
 
     def _publish(self, name: str) -> list[Path]:
         """Rename a checkpoint to its final name. If that replaces a checkpoint, return the path of the replaced one."""
@@ -151,27 +152,30 @@ class Folder:
             self._sweeper = None
 
     def names(self) -> list[str]:
-        """Return the names of the complete checkpoints, newest first. A checkpoint in memory is included unless the
-        disk has a newer one."""
-        names, held = checkpoint_names(self._path), node_memory.held(self._path)
-        if held is None or (names and int(held.name[5:]) < int(names[0][5:])):
-            return names
-        return [str(held), *names]
+        """Return the names of the complete checkpoints, newest first."""
+        return checkpoint_names(self._path)
+
+    def held(self) -> HeldCheckpoint | None:
+        """Return the checkpoint in the nodes' memory; None if there is none, or if the disk has a newer one."""
+        newest = next(iter(self.names()), "step-0")  # first: on NFS, listing the folder shows its new files
+        held = node_memory.held(self._path)
+        return held if held is not None and int(held.name[5:]) >= int(newest[5:]) else None
+
+    def hold(self, held: HeldCheckpoint | None) -> None:
+        """Describe this checkpoint as the one in the nodes' memory; with None, describe none. Raises OSError."""
+        if held is None:
+            node_memory.drop(self._path)
+        else:
+            node_memory.hold(self._path, held)
 
     def damage(self, name: str, part: int, parts: int) -> str:
         """Return the damage of one of `parts` parts of a checkpoint's files; empty if there is none
         (`checksums.damage`)."""
-        path = self.path(name)
-        if in_memory(name) and not node_memory.ours(path.parents[1]):
-            return "it lay in the memory of a node, and is gone"
-        return damage(path, part, parts)
+        return damage(self.path(name), part, parts)
 
     def set_aside(self, name: str) -> None:
         """Rename a damaged checkpoint to a hidden name, so that people can examine it. Checkpoints that earlier starts
         hid are deleted."""
-        if in_memory(name):
-            node_memory.drop(self._path)
-            return
         hidden = self._path / f".damaged-{name}"
         _sweep([older for older in self._path.glob(".damaged-*") if older == hidden or older not in self._aside])
         self._aside.append(hidden)

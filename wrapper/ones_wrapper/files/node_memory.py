@@ -1,34 +1,112 @@
-"""A block's folder in its node's memory, by which a planned term gets its state without the job's file system.
+"""A launcher's folder in its node's memory, by which a planned term gets its state without the job's file system.
 
 The folder belongs to the node's launcher, which outlives its ranks. A lock shows that the launcher, or a rank of it,
-lives; a launcher that starts removes the folders of those that were killed. A file in the job's directory names the one
-checkpoint that lies in memory and not on the disk yet. Needs only the standard library.
+lives; a launcher that starts removes the folders of those that were killed. Until the disk has a newer one, a file in
+the job's directory describes the checkpoint in memory, with the folder of each file. Needs only the standard library.
 """
 
 from __future__ import annotations
 
 import fcntl
+import json
 import os
+import re
 import shutil
 import stat
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from ones_wrapper.files.job_directory import STEP_NAME
-from ones_wrapper.files.small_files import read_small, replace_small
+from ones_wrapper.files.small_files import read_json, replace_small
 from ones_wrapper.protocol import CHECKPOINTS
 
 FOLDER = "ONES_MEMORY_FOLDER"
-"""Environment variable of the ranks: the node's memory, a colon, and the path of their launcher's folder."""
+"""Environment variable of the ranks: their launcher's folder (`MemoryFolder.text`)."""
 HELD = ".in-memory"
-"""File among the job's checkpoints with the path of the checkpoint that lies in a node's memory."""
+"""File among the job's checkpoints that describes the checkpoint in the nodes' memory (`HeldCheckpoint`)."""
+PIECE = re.compile(r"tensors-\d{5,}\.safetensors|rest\.pt", re.ASCII)
+"""Name of a file of a checkpoint in memory."""
 _PREFIX = ".ones-blocks-"
-_MOST_BYTES = 4096
+_MOST_BYTES = 16 << 20
 _NAMES_2 = "memory.max", "memory.current", "inactive_file"
 _NAMES_1 = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
 """A cgroup's limit, its use, and the pages of files within its use, which the kernel drops when memory is short."""
+
+
+@dataclass(frozen=True)
+class MemoryFolder:
+    """A launcher's folder, as other processes of the job know it."""
+
+    node: str
+    """Name of the file system in memory; equal for all processes that see the folder."""
+    host: str
+    port: int
+    """Address at which the folder's files are served (`network.pieces`)."""
+    room: int
+    """Bytes that might be written there as the launcher began."""
+    path: Path
+
+    @property
+    def text(self) -> str:
+        """Text for `parse`."""
+        return f"{self.node} {self.host} {self.port} {self.room} {self.path}"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of the checkpoints in it."""
+        return self.path / CHECKPOINTS
+
+    @classmethod
+    def parse(cls, text: str) -> MemoryFolder:
+        """Return the folder of this text. Raises ValueError."""
+        node, host, port, room, path = text.split(" ", 4)
+        if not (text.isprintable() and path.startswith("/") and Path(path).name.startswith(_PREFIX)):
+            raise ValueError("not a launcher's folder")
+        return cls(node, host, int(port), int(room), Path(path))
+
+
+@dataclass(frozen=True)
+class HeldCheckpoint:
+    """The one checkpoint that lies in memory."""
+
+    name: str
+    manifest: dict[str, Any]
+    folders: tuple[str, ...]
+    """Launchers' folders that have its files (`MemoryFolder.text`)."""
+    places: dict[str, int]
+    """Number of the folder that has each file."""
+
+    @property
+    def text(self) -> str:
+        """Text for `parse`."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def parse(cls, data: Mapping[str, Any]) -> HeldCheckpoint:
+        """Return the checkpoint of these values. Raises ValueError."""
+        try:
+            found = cls(data["name"], data["manifest"], tuple(data["folders"]), data["places"])
+            sound = STEP_NAME.fullmatch(found.name) and found.places.keys() == found.manifest["files"].keys()
+            if not sound or not all(map(PIECE.fullmatch, found.places)):
+                raise ValueError("not a checkpoint's files")
+            for number in found.places.values():
+                MemoryFolder.parse(found.folders[number])
+        except (KeyError, TypeError, AttributeError, IndexError) as error:
+            raise ValueError(f"not a checkpoint in memory: {error}") from None
+        return found
+
+    def folder_of(self, file: str) -> MemoryFolder:
+        """Return the folder that has this file."""
+        return MemoryFolder.parse(self.folders[self.places[file]])
+
+    def at(self, folders: Sequence[str]) -> HeldCheckpoint:
+        """Return this checkpoint once each of these folders has all files."""
+        once = tuple(dict.fromkeys(folders))
+        return replace(self, folders=once, places={file: i % len(once) for i, file in enumerate(sorted(self.places))})
 
 
 class NodeMemory:
@@ -36,9 +114,8 @@ class NodeMemory:
 
     def __init__(self, env: Mapping[str, str]) -> None:
         """`ONES_MEMORY` names the file system in memory; if it is empty or missing, there is no folder."""
-        self.name = ""
-        """Text for `FOLDER`; empty without a folder. Its first part is equal for all processes that see the folder."""
-        self._path: Path | None = None
+        self.folder: MemoryFolder | None = None
+        """The folder, without an address; None if there is none."""
         root = Path(env.get("ONES_MEMORY", "/dev/shm"))
         if not root.is_absolute():
             return
@@ -47,12 +124,12 @@ class NodeMemory:
             path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=root))  # mode 0700
             if _locked(path) is not None and path.exists():
                 boot, place = Path("/proc/sys/kernel/random/boot_id").read_text().strip(), root.stat()
-                self._path, self.name = path, f"{boot}-{place.st_dev}-{place.st_ino}:{path}"
+                self.folder = MemoryFolder(f"{boot}-{place.st_dev}-{place.st_ino}", "", 0, room(path), path)
 
     def remove(self) -> None:
         """Remove the folder: the block ends on this node."""
-        if self._path is not None:
-            shutil.rmtree(self._path, ignore_errors=True)
+        if self.folder is not None:
+            shutil.rmtree(self.folder.path, ignore_errors=True)
 
 
 def _locked(path: Path) -> int | None:
@@ -74,11 +151,29 @@ def _remove_abandoned(root: Path) -> None:
                 os.close(handle)
 
 
-def common(names: Sequence[str]) -> Path | None:
-    """Return the folder of the first of these launchers, each given by its text for `FOLDER`; None unless all of them
-    see it."""
-    places = {name.partition(":")[0] for name in names}
-    return Path(names[0].partition(":")[2]) if len(places) == 1 and "" not in places else None
+def own_folder() -> MemoryFolder | None:
+    """Return the folder of this rank's launcher; None if there is none."""
+    text = os.environ.get(FOLDER, "")
+    return MemoryFolder.parse(text) if text else None
+
+
+def least_room(texts: Sequence[str]) -> str:
+    """Return the text of the folder with the least room; empty if one of a block's launchers has no folder."""
+    return min(texts, key=lambda text: MemoryFolder.parse(text).room) if all(texts) else ""
+
+
+def folder_for(coming: Sequence[str], present: Sequence[str]) -> tuple[MemoryFolder, int] | None:
+    """Return the folder into which this rank writes its part, and the bytes that the whole checkpoint may have. None
+    unless all launchers before and after the change, given by `MemoryFolder.text`, have a folder.
+
+    The folder is of the first coming launcher that sees this node's memory, else of this rank's own. Every node gets
+    the whole checkpoint, so the least room counts."""
+    own = own_folder()
+    if own is None or not all((*coming, *present)):
+        return None
+    folders = [MemoryFolder.parse(text) for text in coming]
+    found = next((one for one in folders if one.node == own.node), own)
+    return found, min(room(found.path), *(one.room for one in folders))
 
 
 def ours(folder: Path) -> bool:
@@ -102,28 +197,22 @@ def clear(folder: Path, but: str = "") -> None:
             shutil.rmtree(one)
 
 
-def hold(checkpoints: Path, held: Path) -> None:
-    """Name the checkpoint in memory among the job's checkpoints. Not synced: no node that lost power has it either."""
-    replace_small(checkpoints / HELD, str(held).encode(), 0o600, sync=False)
+def hold(checkpoints: Path, held: HeldCheckpoint) -> None:
+    """Describe the checkpoint in memory among the job's checkpoints. Not synced: no node that lost power has it."""
+    replace_small(checkpoints / HELD, held.text.encode(), 0o600, sync=False)
 
 
-def held(checkpoints: Path) -> Path | None:
-    """Return the checkpoint that is named among the job's checkpoints; None for none."""
+def held(checkpoints: Path) -> HeldCheckpoint | None:
+    """Return the checkpoint in memory that is described among the job's checkpoints; None for none."""
     try:
-        text = read_small(checkpoints / HELD, _MOST_BYTES).decode()
+        return HeldCheckpoint.parse(read_json(checkpoints / HELD, _MOST_BYTES))
     except (OSError, ValueError):
         return None
-    sound = text.isprintable() and text.startswith("/") and len(Path(text).parents) > 2
-    return Path(text) if sound and STEP_NAME.fullmatch(Path(text).name) else None
 
 
 def drop(checkpoints: Path) -> None:
-    """Remove the checkpoint in memory, if this node has it, and its name."""
-    path = held(checkpoints)
-    with suppress(OSError):
-        (checkpoints / HELD).unlink()
-    if path is not None and ours(path.parents[1]):
-        shutil.rmtree(path, ignore_errors=True)
+    """Remove the description of the checkpoint in memory, which counts no more. Raises OSError."""
+    (checkpoints / HELD).unlink(missing_ok=True)
 
 
 @contextmanager

@@ -17,9 +17,10 @@ from types import FrameType
 
 from ones_wrapper.devices.defaults import set_defaults
 from ones_wrapper.files.job_directory import ExitCodes, newest_checkpoint
-from ones_wrapper.files.node_memory import FOLDER, NodeMemory
+from ones_wrapper.files.node_memory import FOLDER
 from ones_wrapper.launch import container
 from ones_wrapper.launch.main_module import first_on_path
+from ones_wrapper.launch.pieces import LentMemory
 from ones_wrapper.launch.rank import (
     DUMP,
     end_with_parent,
@@ -255,8 +256,8 @@ def main(argv: Sequence[str]) -> int:
     env["ONES_IMPORT_S"] = f"{preload(env):.3f}"
     for number in _END:
         signal.signal(number, ranks.handle)
-    forks, memory = Forks(job_dir), NodeMemory(env) if block else None
-    env[FOLDER] = memory.name if memory else ""
+    forks, memory = Forks(job_dir), LentMemory(env, job_dir, block) if block else None
+    env[FOLDER] = memory.text if memory else ""
     while True:
         again = forks.env(env)
         local_rank = ranks.fork()
@@ -270,7 +271,8 @@ def main(argv: Sequence[str]) -> int:
                 continue
             code = STOP_CODE if ranks.stopped else PEER_LOST
         if memory:
-            memory.remove()
+            ranks.received.clear()
+            memory.end(left=not code, stopped=lambda: ranks.stopped)
         written = bool(code) and codes.write(node, code)
         # srun would take a requested stop for an error, and end ranks of other nodes that are not done yet.
         asked = written and code == STOP_CODE and env.get("ONES_LAUNCHER") == "srun"

@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
@@ -17,8 +16,8 @@ import torch.distributed as dist
 
 from ones_wrapper.devices import streams
 from ones_wrapper.devices.room import make_room
-from ones_wrapper.files import node_memory
 from ones_wrapper.files.job_io import OrderReader
+from ones_wrapper.files.node_memory import MemoryFolder, folder_for
 from ones_wrapper.group import RankError, TorchGroup
 from ones_wrapper.membership import connections
 from ones_wrapper.membership.back_off import BackOff
@@ -277,11 +276,11 @@ class Blocks:
         return self.machine.plan
 
     @property
-    def memory(self) -> Path | None:
-        """Folder of the next leader's launcher in its node's memory, if all old and new blocks are on that node; else
-        None."""
+    def memory(self) -> tuple[MemoryFolder, int] | None:
+        """Folder in memory into which this rank writes, and the room for the whole checkpoint; see `folder_for`."""
         assert self.present is not None
-        return node_memory.common([member.memory for member in (*self.coming.members, *self.present.members)])
+        coming, present = ([one.memory for one in plan.members] for plan in (self.coming, self.present))
+        return folder_for(coming, present)
 
     def announce(self, began: float) -> str:
         """Announce the members of the next term, in the job's folder and on the board; return an error, or ''. Called

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ones_wrapper.files.node_memory import FOLDER
+from ones_wrapper.files.node_memory import FOLDER, least_room
 from ones_wrapper.group import TorchGroup
 from ones_wrapper.membership import connections
 from ones_wrapper.membership.board import Board
@@ -79,7 +79,7 @@ def come_in(group: TorchGroup, job_dir: Path, block: Block, env: Mapping[str, st
     leader = Leader(**data)
     board = hosted[0] if hosted else Board(network, leader.host, leader.port, leader.place)
     shape, local = (group.world, group.nodes, group.gpus_per_node), group.rank
-    me = Member(block.task, block.restart, uid, *shape, memory=env.get(FOLDER, "") if group.nodes == 1 else "")
+    me = Member(block.task, block.restart, uid, *shape, memory=least_room(group.gather(env.get(FOLDER, ""))))
 
     def others() -> tuple[str, float, float, str]:
         try:

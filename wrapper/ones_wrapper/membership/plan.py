@@ -30,7 +30,8 @@ class Member:
     max_local: int = 0
     """Largest local batch, in samples, that the block's devices hold."""
     memory: str = ""
-    """Folder in the memory of the block's node (`node_memory.FOLDER`); empty if it has none, or several nodes."""
+    """Folder in the memory of one of the block's nodes, that with the least room (`node_memory.MemoryFolder`); empty
+    unless all of its nodes have one."""
 
     def __post_init__(self) -> None:
         if self.ranks < 1 or any(

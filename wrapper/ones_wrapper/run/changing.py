@@ -192,7 +192,7 @@ class ChangingRanks(FixedRanks):
         run.records.flush()
         plan, why = blocks.coming, ""
         flush_files()
-        if not run.keeping.save(f"for term {plan.term}", place=blocks.memory):
+        if not run.keeping.save(f"for term {plan.term}", memory=blocks.memory):
             why = "its checkpoint could not be written"
         why = why or self._group.on_first(lambda: blocks.announce(began))
         if why:

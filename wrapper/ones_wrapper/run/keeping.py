@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -14,6 +13,7 @@ from ones_wrapper.checkpoint.interval import failure_rate, interval_s
 from ones_wrapper.data.progress import TrainingProgress
 from ones_wrapper.files import node_memory
 from ones_wrapper.files.kept_files import KeptFiles
+from ones_wrapper.files.node_memory import MemoryFolder
 from ones_wrapper.group import Group, RankError
 from ones_wrapper.process import hang_detector
 from ones_wrapper.process.hooks import FLAGS
@@ -39,7 +39,7 @@ class Keeping:
         self.loaded = self.note = ""
         """Name of the loaded checkpoint, and `note`, a message on problems in finding it; both empty for none."""
         self.durable = True
-        """False if the loaded checkpoint was in the node's memory."""
+        """False if the loaded checkpoint was in the nodes' memory."""
         self.load_s = 0.0
         self.writing = False
         self._saved: TrainingProgress | None = None
@@ -52,10 +52,10 @@ class Keeping:
         loaded = self._checkpoints.load(state)
         name = Path(loaded.name)
         self.loaded, self.note, self.durable = name.name, loaded.note, not name.is_absolute()
-        own = node_memory.common([os.environ.get(node_memory.FOLDER, "")])
+        own = node_memory.own_folder()
         if own is not None and self._group.local_rank == 0:
             with suppress(OSError):  # of a change that failed
-                node_memory.clear(own, but=loaded.name)
+                node_memory.clear(own.path, but=loaded.name)
         self._saved = replace(loaded.progress) if loaded.name and self.durable else None
         # One in memory is written to the disk at once, behind the training.
         self._saved_at = time.monotonic() if self.durable else float("-inf")
@@ -77,23 +77,23 @@ class Keeping:
             every_s = FIRST_S if self._stall_s is None else interval_s(self._stall_s, 1.0 / rate)
         return not self.writing and time.monotonic() - self._saved_at >= every_s
 
-    def save(self, why: str, order: int | None = None, place: Path | None = None) -> bool:
+    def save(self, why: str, order: int | None = None, memory: tuple[MemoryFolder, int] | None = None) -> bool:
         """Write a checkpoint and report it once it is durable. If that fails, log it and return False. Without `order`,
-        nothing is written if there was no progress since the last checkpoint. `place` is a folder in the node's memory,
-        in which the checkpoint stays if there is room. Then it is not durable, and not reported."""
+        nothing is written if there was no progress since the last checkpoint. `memory` is what `folder_for` returns:
+        the checkpoint stays in the nodes' memory if there is room. Then it is not durable, and not reported."""
         self._records.flush()
         hang_detector.beat()
         with self._loop.exchanges.published():
-            saved = self._save(why, order, place)
+            saved = self._save(why, order, memory)
         hang_detector.beat()
         return saved
 
-    def _save(self, why: str, order: int | None = None, place: Path | None = None) -> bool:
+    def _save(self, why: str, order: int | None = None, memory: tuple[MemoryFolder, int] | None = None) -> bool:
         if self.state is None:
             return False
         if order is None and self._saved == self._progress:
             return True
-        if place is not None and self._checkpoints.hold(self.state, self._progress, place):
+        if memory is not None and self._checkpoints.hold(self.state, self._progress, *memory):
             self.report_finished()
             return True
         try:

@@ -1,0 +1,59 @@
+"""A checkpoint in the nodes' memory: written in parts into launchers' folders, and read from a copy on each node."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from ones_wrapper.checkpoint.folder import Folder
+from ones_wrapper.data.progress import TrainingProgress
+from ones_wrapper.files.checksums import Sum
+from ones_wrapper.files.node_memory import HeldCheckpoint, clear, own_folder
+from ones_wrapper.network.pieces import take
+from ones_wrapper.network.secret import JobSecret
+from ones_wrapper.process.placement import LaunchError
+from ones_wrapper.protocol import CHECKPOINTS, HOT
+
+
+class HeldFolder(Folder):
+    """One rank's view of a launcher's folder, which has all or a part of the checkpoint's files."""
+
+    def __init__(self, disk: Folder, path: Path, of: Mapping[str, str] | None = None) -> None:
+        """`path` is the launcher's folder; `of` has the folder, as text, into which each file is written."""
+        super().__init__(disk.job_dir, disk.job_id, disk.restart, keep=1)
+        self._disk, self._of, self._launcher = disk, of or {}, path
+        self._path = path / CHECKPOINTS
+
+    def temporary(self, name: str) -> Path:
+        """Return the path of the checkpoint: it counts once it is described among the job's."""
+        return self.path(name)
+
+    def make(self, name: str) -> None:
+        """Make the folder of a checkpoint's files, in place of all others. One rank of a launcher's folder calls this,
+        before any rank writes."""
+        clear(self._launcher)
+        self.path(name).mkdir(mode=0o700)
+
+    def begin(self, name: str) -> None:
+        """Do nothing, since `make` did it."""
+
+    def complete(self, name: str, progress: TrainingProgress, files: dict[str, Sum]) -> int:
+        """Describe the checkpoint among the job's checkpoints; return its size in bytes."""
+        folders = tuple(dict.fromkeys(self._of[file] for file in files))
+        places = {file: folders.index(self._of[file]) for file in files}
+        self._disk.hold(HeldCheckpoint(name, self.manifest_of(progress, files), folders, places))
+        return sum(s.size for s in files.values())
+
+
+def bring(job_dir: Path, held: HeldCheckpoint, part: int, parts: int) -> str:
+    """Bring a part of the files of a checkpoint in memory to this node; return their damage, empty for none."""
+    try:
+        return take(held, JobSecret.read(job_dir / HOT), part, parts)
+    except LaunchError as error:
+        return str(error)
+
+
+def free_memory() -> None:
+    """Empty this rank's launcher's folder: the disk has a newer checkpoint. Raises OSError."""
+    if (own := own_folder()) is not None:
+        clear(own.path)
