@@ -114,8 +114,7 @@ class CachedJob:
 
 MIXED = Shape(-1, -1)
 MARGIN = 0.1
-"""Share of a sample that may lie before a change of blocks: the clock is read at slightly different moments for
-both."""
+"""Tolerance for the clock: share of a sample that may seem to lie before a change of blocks."""
 
 
 def size_of(member: MembershipRecord) -> Shape:

@@ -57,7 +57,7 @@ class Live:
 
 
 def node_rows(nodes: Iterable[NodeRecord], held: Iterable[HeldRecord]) -> list[ShownNode]:
-    """Return the nodes by name, with the GPUs that jobs hold on them. Unknown nodes of jobs come last."""
+    """Return the nodes by name, with the GPUs that jobs hold on them. Nodes that are known only from jobs come last."""
     holding: dict[str, dict[int, int]] = {}
     for one in held:
         of_node = holding.setdefault(one.node, {})

@@ -104,7 +104,7 @@ def columns_within(width: int) -> list[ShownColumn[ShownJob]]:
 
 
 def header(live: Live, now: float, shown: Sequence[ShownJob]) -> list[str]:
-    """Return the lines above the table: the companion's state, numbers of GPUs and jobs, and the causes that keep
+    """Return the lines above the table: the companion's state, numbers of GPUs and jobs, and why jobs keep their
     sizes."""
     jobs = [one.job for one in live.jobs]
     running = [job for job in jobs if job.running]
