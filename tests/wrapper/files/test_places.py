@@ -112,7 +112,7 @@ def test_the_spool_that_the_site_published(tmp_path: Path, capsys: pytest.Captur
     assert not capsys.readouterr().err
 
     def doubted() -> bool:
-        return find_spool({}, file) is None and "is not believed" in capsys.readouterr().err
+        return find_spool({}, file) is None and "is not used (" in capsys.readouterr().err
 
     file.chmod(0o664)
     assert doubted()

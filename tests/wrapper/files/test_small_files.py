@@ -51,7 +51,7 @@ def test_whose_files_are_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     path, owner = tmp_path / "one", os.geteuid()
     path.write_text("1234")
     assert read_small(path, 4, {owner, 4711}) == b"1234"
-    with pytest.raises(ValueError, match=f"belongs to user {owner}, not to anyone it is taken from"):
+    with pytest.raises(ValueError, match=f"belongs to user {owner}, not to a user whose files are read"):
         read_small(path, 4, {4711})
     monkeypatch.setattr(os, "geteuid", lambda: 4711)
     with pytest.raises(ValueError, match=f"belongs to user {owner}, not to you"):

@@ -24,7 +24,7 @@ CLAIM = ".claim"
 BEAT_S = 2.0
 """Seconds between two renewals of a held claim file's time."""
 WATCH_S = 3 * BEAT_S
-"""Seconds without a renewal after which a holder counts as ended, if no lock shows whether it lives."""
+"""Seconds without a renewal after which a holder counts as ended, if no lock shows that it lives."""
 _SETTLE_S = 0.5
 
 

@@ -39,7 +39,7 @@ def checkpoints(job_dir: Path) -> list[Path]:
 
 
 def newest_checkpoint(job_dir: Path) -> Path | None:
-    """Return the path of the newest complete checkpoint; None for none."""
+    """Return the path of the newest complete checkpoint; None if there is none."""
     return next(iter(checkpoints(job_dir)), None)
 
 

@@ -110,5 +110,5 @@ def find_spool(env: Mapping[str, str], published: Path = Path(SPOOL_FILE)) -> Pa
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        log(f"{published} is not believed ({error}): tell your administrator; ONES_SPOOL names the spool meanwhile")
+        log(f"{published} is not used ({error}): tell your administrator; ONES_SPOOL names the spool meanwhile")
         return None

@@ -104,7 +104,7 @@ def take_over(path: Path, job_id: int) -> None:
         for one in left:
             with suppress(FileNotFoundError):  # another block of this job was faster
                 one.replace(_free(aside / one.name))
-        log(f"{path} was the directory of job {before or 'unknown'}: this job goes on there", "ones-run")
+        log(f"{path} was the directory of job {before or 'unknown'}: this job continues there", "ones-run")
     with suppress(OSError):  # a full disk: the next start does this again
         replace_small(path / OWNER, f"{job_id}\n".encode())
 
@@ -139,7 +139,7 @@ def resume(source: str, path: Path, env: Mapping[str, str], cwd: Path) -> None:
                 return
         raise LaunchError(f"{what}: {path} has checkpoints of another job; name another directory, or leave it out")
     if (uid := earlier.stat().st_uid) != os.geteuid():
-        raise LaunchError(f"{what}: {earlier} belongs to user {uid}, not to you; go on from a job of your own")
+        raise LaunchError(f"{what}: {earlier} belongs to user {uid}, not to you; continue from one of your own jobs")
     if running := holder(earlier):
         raise LaunchError(f"{what}: {running} still runs in {earlier}; wait for its end, or end it")
     try:

@@ -26,7 +26,9 @@ def read_small(path: Path, most: int, owners: Collection[int] = (), private: boo
         if not stat.S_ISREG(state.st_mode):
             raise ValueError("is not a regular file")
         if state.st_uid not in (owners or (os.geteuid(),)):
-            raise ValueError(f"belongs to user {state.st_uid}, not to {'anyone it is taken from' if owners else 'you'}")
+            raise ValueError(
+                f"belongs to user {state.st_uid}, not to {'a user whose files are read' if owners else 'you'}"
+            )
         if private and state.st_mode & 0o077:
             raise ValueError("may be read by others")
         if state.st_size > most:
