@@ -177,9 +177,9 @@ def test_a_communicator_that_never_comes_to_be_is_given_up(monkeypatch: pytest.M
         return card.group()
 
     for _ in range(connections.MOST_STUCK):
-        with pytest.raises(RuntimeError, match="no communicator came to be within"):
+        with pytest.raises(RuntimeError, match="no NCCL communicator was formed within"):
             connect(make, 0.01)
-    with pytest.raises(RuntimeError, match="never came to be: no more are made"):
+    with pytest.raises(RuntimeError, match="were not formed in time: no more are tried"):
         connect(card.group, 1.0)
     come.set()
     until(lambda: all(one.done() for one in connections._stuck) and card.held == 0)

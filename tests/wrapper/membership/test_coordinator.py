@@ -160,10 +160,10 @@ def test_a_plan_with_a_member_that_nobody_hears_of_is_dropped_and_said(
     for _ in range(int(DEAD_S) + 1):
         turn()
     said = capsys.readouterr().err
-    assert f"block 7 gave no sign for {DEAD_S:g} s; it does not join" in said
-    assert f"membership 1 was dropped: block 7 gave no sign for {DEAD_S:g} s" in said
+    assert f"block 7 sent no heartbeat for {DEAD_S:g} s; it does not join" in said
+    assert f"membership 1 was dropped: block 7 sent no heartbeat for {DEAD_S:g} s" in said
     assert board.read("verdict-1") == "dropped" and leader.proposal(lambda plan: True) == (0, 0)
-    assert board.read(f"leave-{member(7).uid}") == f"block 7 gave no sign for {DEAD_S:g} s"
+    assert board.read(f"leave-{member(7).uid}") == f"block 7 sent no heartbeat for {DEAD_S:g} s"
     turn()
     assert (leader.lost, board.read("newest")) == ("", "1"), "it is not planned with again"
 

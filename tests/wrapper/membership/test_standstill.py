@@ -52,7 +52,7 @@ def test_the_leader_takes_nobody_for_dead(clock: Clock, tmp_path: Path) -> None:
     for _ in range(int(DEAD_S) + 1):
         clock.ahead += 1.0
         leader._turn()
-    assert "gave no sign" in leader.lost
+    assert "sent no heartbeat" in leader.lost
 
 
 def test_no_newcomer_is_turned_away_for_it(clock: Clock, tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_no_newcomer_is_turned_away_for_it(clock: Clock, tmp_path: Path) -> None
     for _ in range(int(UNWANTED_S) + 1):
         clock.ahead += 1.0
         leader._turn()
-    assert board.read("leave-1.0") == "no order wants it"
+    assert board.read("leave-1.0") == "no order names it"
 
 
 def test_a_block_says_at_once_that_it_is_to_end(clock: Clock) -> None:
@@ -117,7 +117,7 @@ def test_a_leader_that_is_silent_or_gone(clock: Clock, planned: bool) -> None:
         for _ in range(int(LEADER_S / 1.8) + 2):
             clock.ahead += 1.8
             time.sleep(1.3 * LOOK_S)
-        assert link.lost == ("" if planned else f"the leader gave no sign for {LEADER_S:g} s")
+        assert link.lost == ("" if planned else f"the leader sent no heartbeat for {LEADER_S:g} s")
         board.close()
         time.sleep(MAIN_S + 3 * LOOK_S)
         assert abandoned == [link.lost] and ("the store closed the connection" in link.lost) is planned

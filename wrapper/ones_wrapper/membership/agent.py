@@ -22,7 +22,7 @@ from ones_wrapper.process.hang_detector import Standstill
 from ones_wrapper.process.placement import LaunchError
 
 SIGN_S = 1.0
-"""Seconds between two heartbeats: of a rank, and of the agent for all its ranks."""
+"""Seconds between two heartbeats of a rank. The agent sends those of all its ranks as often."""
 _ADDRESS_BYTES = 4096
 _wire: socket.socket | None = None
 
@@ -55,7 +55,7 @@ class _Rank:
         self.will: tuple[bytes, ...] = ()
         """Key and value that are set when this connection ends; empty for none."""
         self.name, self.signed_at = b"", 0.0
-        """Name in heartbeats, and monotonic time of the last heartbeat; empty before the first."""
+        """Name in the rank's heartbeats, empty before the first one; monotonic time of the last one."""
 
 
 class _Followed:
@@ -104,8 +104,8 @@ class NodeAgent:
                 rank.connection.close()
 
     def turn(self, timeout_s: float) -> None:
-        """Answer ranks, forward values that boards push, and send heartbeats. Waits up to `timeout_s` seconds for
-        something to do."""
+        """Answer ranks, forward values that boards push, and send heartbeats. Waits up to `timeout_s` seconds for a
+        request or a pushed value."""
         for key, events in self._selector.select(timeout_s):
             if key.fileobj is self._wire:
                 self._let_in()

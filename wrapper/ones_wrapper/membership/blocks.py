@@ -52,7 +52,7 @@ TakeOver: TypeAlias = Callable[[dict[str, Any], Tensors], None]
 """Function that loads the rest of a state from `Collected`, whose tensors have already been received."""
 
 VERDICT_S = 30.0
-"""Seconds that a new rank waits for the decision on a change, in addition to the time to send the state."""
+"""Seconds that a new rank waits for the leader's decision on a change, in addition to the time to send the state."""
 LOOK_S = 0.5
 """Seconds after which the first rank of a joining block reports to the block's other ranks, even if there is no
 plan."""
@@ -203,7 +203,8 @@ class Blocks:
     # -- what the boundary asks -------------------------------------------------------------------------------------
 
     def proposal(self) -> tuple[int, int]:
-        """Return the generations of the newest plan and of the plan to change to now; 0 for none. Rank 0 has them."""
+        """Return (generation of the newest plan, generation to change to now); 0 for none, and on all ranks but rank
+        0."""
         if self._coordinator is None:
             return 0, 0
         return self._coordinator.proposal(self._may)
@@ -329,7 +330,7 @@ class Blocks:
             seconds = time.monotonic() - started
         if self._former is not None and self._former.formed is not None:
             why = try_groups(self._former.formed, group.device, form_s(plan.world))
-        if self._failed("its ranks cannot exchange", why):
+        if self._failed("the new ranks cannot reach each other", why):
             return None
         if group.rank == 0:
             self._board.put(f"verdict-{plan.generation}", "committed")
@@ -397,7 +398,7 @@ class Blocks:
         until = time.monotonic() + LOOK_S
         while time.monotonic() < until:
             if self._leaving():
-                return 0, "it is to end before it joined", ""
+                return 0, "it was asked to end before it joined", ""
             if why := self.link.heard(f"leave-{self._me.uid}"):
                 return 0, why, ""
             if (newest := int(self.link.heard("newest") or 0)) > seen:
@@ -441,13 +442,13 @@ class Blocks:
         why = try_groups(former.formed, self._group.device, within_s, lambda: verdict() not in ("", "committed"))
         while not (found := verdict()):
             if time.monotonic() > until:
-                raise PeersLostError("no verdict came on the change")
+                raise PeersLostError("the leader did not say whether the ranks change")
             time.sleep(0.002)
         if found != "committed":
             self._forget()
             return None
         if why:
-            raise PeersLostError(f"the others change without this block: {why}")
+            raise PeersLostError(f"the other blocks change without this one: {why}")
         self._become(former)
         return Change(plan, False, size, seconds, float(rest["began"]), rest)
 
@@ -464,7 +465,7 @@ class Blocks:
             except StoreLostError as error:
                 return str(error) or "lost"
             except SendersLostError as error:  # the senders dropped the plan, or are lost: the board shows which
-                log(f"the state did not come ({error}); the block waits for another plan")
+                log(f"the state did not arrive ({error}); the block waits for another plan")
                 received = None
             if received is None:
                 return [], 0, 0, 0.0

@@ -83,7 +83,7 @@ class Formed:
     control: Any
     """A raw gloo group for small messages on the CPU."""
     store: Store
-    """Store by which torch.distributed forms later groups of the same ranks."""
+    """Store over which torch.distributed forms later groups of the same ranks."""
     copies: int = 0
 
     def duplicate(self) -> Any:
@@ -146,7 +146,7 @@ def connect(make: Callable[[], Any], within_s: float) -> Any:
     _stuck[:] = [one for one in _stuck if not one.done()]
     if len(_stuck) >= MOST_STUCK:
         raise RuntimeError(
-            f"{len(_stuck)} communicators never came to be: no more are made until the ranks start again"
+            f"{len(_stuck)} NCCL communicators were not formed in time: no more are tried until the ranks start again"
         )
     future = run_behind("ones-connect", make)
     try:
@@ -154,7 +154,7 @@ def connect(make: Callable[[], Any], within_s: float) -> Any:
     except FutureTimeoutError:
         _stuck.append(future)
         future.add_done_callback(lambda late: None if late.exception() else _abort(late.result()))
-        raise RuntimeError(f"no communicator came to be within {within_s:g} s") from None
+        raise RuntimeError(f"no NCCL communicator was formed within {within_s:g} s") from None
 
 
 def try_groups(formed: Formed, device: torch.device, within_s: float, given_up: Callable[[], object] = bool) -> str:
@@ -168,7 +168,7 @@ def try_groups(formed: Formed, device: torch.device, within_s: float, given_up: 
     why, until = run_behind("ones-try", partial(_try_all, formed, device)), time.monotonic() + within_s
     while not wait((why,), 0.002).done and not given_up():
         if time.monotonic() > until:
-            return f"a sum over the new ranks did not end within {within_s:g} s"
+            return f"an all-reduce over the new ranks did not end within {within_s:g} s"
     return why.result() if why.done() else ""
 
 
@@ -248,7 +248,7 @@ class Former(threading.Thread):
             self._board.put(key, json.dumps([*board.address, board.place]))
             return board
         if (text := self._board.wait(key, FORM_S)) is None:
-            raise StoreLostError("the next leader named no board")
+            raise StoreLostError("the next leader posted no address of its board")
         host, port, place = json.loads(text)
         return Board(self._board.network, str(host), int(port), str(place))
 

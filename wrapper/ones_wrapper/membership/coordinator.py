@@ -177,7 +177,7 @@ class Coordinator:
             self._looked_at = now
             self._hear_signs()
             if self._superseded():
-                self.lost = "another block leads by now"
+                self.lost = "another block leads now"
         if self.lost:
             self._board.put("lost", self.lost)
             return
@@ -220,7 +220,7 @@ class Coordinator:
     def _hear_signs(self) -> None:
         members = (*self._present.members, *self._registered.values())
         silent = [member.uid for member, age_s in self._ages(members) if age_s > DEAD_S]
-        self._lose(dict.fromkeys(silent, f"{{}} gave no sign for {DEAD_S:g} s"))
+        self._lose(dict.fromkeys(silent, f"{{}} sent no heartbeat for {DEAD_S:g} s"))
         self._since = {uid: at for uid, at in self._since.items() if uid in self._registered}
 
     def _ages(self, members: Sequence[Member]) -> Iterable[tuple[Member, float]]:
@@ -299,7 +299,7 @@ class Coordinator:
         now = time.monotonic()
         for uid, member in list(self._registered.items()):
             if wanted is not None and member.task not in wanted and now - self._since[uid] > UNWANTED_S:
-                self._board.put(f"leave-{uid}", "no order wants it")
+                self._board.put(f"leave-{uid}", "no order names it")
                 del self._registered[uid]
                 self._ready.pop(uid, None)
 

@@ -41,7 +41,7 @@ from ones_wrapper.protocol import HOT
 _MEET_S = 300.0
 """Seconds in which the ranks of a block must meet; torch has the same limit."""
 _ELSEWHERE = (
-    "the other blocks change from memory to memory, and a Trainer keeps the ranks that it began with: "
+    "a Trainer must start again at each change of ranks, and the other blocks train on without a new start: "
     "all blocks of a job must run the same script"
 )
 
@@ -65,7 +65,8 @@ class Entered:
 
     @contextmanager
     def losing(self) -> Iterator[None]:
-        """Context before the run is made: ends the process if the job is over, or if the ranks must start again."""
+        """Context for the time before `init` makes the run: ends the process if the job is over, or if the ranks must
+        start again."""
         block = self._block
         assert block is not None
         try:
@@ -77,13 +78,15 @@ class Entered:
                 log(f"block {block.task} ends: {why}")
             raise SystemExit(0) from None
         except (StoreLostError, PeersLostError) as why:  # perhaps only on some ranks of the block: all look again
-            log(f"block {block.task}: the others that were found are gone ({why}); it looks again")
+            log(f"block {block.task}: the blocks that it found are lost ({why}); its ranks start again")
             self._give_up(str(why))
             raise SystemExit(PEER_LOST) from None
         except RuntimeError as error:  # ranks of this block are gone, which say why, or of its peers
             if not is_peer_lost(error) or (self.blocks is not None and not self.blocks.has_others):
                 raise
-            log(f"block {block.task}: others are lost ({str(error).splitlines()[0][:300]}); it looks again")
+            log(
+                f"block {block.task}: other blocks are lost ({str(error).splitlines()[0][:300]}); its ranks start again"
+            )
             self._give_up("ranks were lost as they began")
             raise SystemExit(PEER_LOST) from None
 
@@ -111,15 +114,15 @@ class Entered:
         mine.device, self.early = group.device, False
 
     def failed(self, error: BaseException) -> tuple[int, str] | None:
-        """Return (exit code, reason) for an error before the run is made, if other blocks are lost; None for other
-        errors. Not collective."""
+        """Return (exit code, reason) if other blocks are lost, for an error before `init` has made the run; None for
+        other errors. Not collective."""
         blocks = self.blocks
         if blocks is None or self.begun or not blocks.has_others or not is_peer_lost(error):
             return None
         why = str(error).splitlines()[0][:300]
         blocks.machine.go(BlockState.LOST)
         blocks.give_up(why)
-        return PEER_LOST, f"others are lost ({why}); it looks again"
+        return PEER_LOST, f"other blocks are lost ({why}); its ranks start again"
 
 
 def enter_before_script() -> Entered | None:
@@ -151,7 +154,7 @@ def enter_before_script() -> Entered | None:
     try:
         control = connections.raw_group(store, rank, world, _MEET_S) if store is not None else None
     except ProofError as error:
-        log(f"block {block.task}: {error}; it begins again")
+        log(f"block {block.task}: {error}; its ranks start again")
         raise SystemExit(PEER_LOST) from None
     group = TorchGroup(rank, world, local, world // each, each, torch.device("cpu"), control)
     entered = enter_block(group, block)
@@ -181,7 +184,7 @@ def enter_block(group: TorchGroup, block: Block) -> Entered:
         return OrderReader(directory, term, find_spool(env), block.array)
 
     def abandon(why: str) -> None:
-        log(f"block {block.task}: {why}; it looks again")
+        log(f"block {block.task}: {why}; its ranks start again")
         leave(PEER_LOST)
 
     with entered.losing():

@@ -51,7 +51,7 @@ class FoundBlocks:
     """Name or address by which other nodes reach this node."""
     state: BlockState
     present: Plan | None = None
-    """Membership of a term that begins with several blocks; None for any other start."""
+    """Membership with which an announced term begins; None for any other start."""
     stood_still_at: float = 0.0
     """Unix time at which training paused for this term; 0 if the term was not announced."""
 
@@ -151,7 +151,7 @@ def _look(found: FoundBlocks, link: Link, leaving: Callable[[], bool], registere
     uid, until = found.me.uid, time.monotonic() + _TURN_S
     while time.monotonic() < until:
         if leaving():
-            return "leave: it is to end before it joined"
+            return "leave: it was asked to end before it joined"
         if why := link.heard(f"leave-{uid}"):
             return f"leave: {why}"
         if not registered and (mode := link.heard(MODE)) is not None:

@@ -37,7 +37,7 @@ from ones_wrapper.protocol.fields import build, types_of
 OVER = "over"
 COMING = "coming.json"
 KEPT = 8
-"""Number of leader files that are kept for inspection by people."""
+"""Number of leader files that are not removed, so that people can read them."""
 MOST_BYTES = 4096
 MOST_COMING = 1 << 20
 _MOST_ENTRIES = 10_000
@@ -135,7 +135,7 @@ class HotFolder:
         return won
 
     def over(self) -> bool:
-        """Return whether the job has ended."""
+        """Return True if the job has ended."""
         try:
             # The directory may have been another job's before.
             return read_small(self.path / OVER, MOST_BYTES).strip() == str(self._array).encode()
@@ -150,7 +150,7 @@ class HotFolder:
             self._say(f"{self.path / OVER} cannot be written ({error.strerror}): cancel tasks that still wait")
 
     def announce(self, coming: Mapping[str, Any]) -> str:
-        """Write the announcement of the next term; return the error, empty for none."""
+        """Write the announcement of the next term; return an error, or ''."""
         text = json.dumps(dict(coming) | {"array": self._array})
         try:
             replace_small(self.path / COMING, text.encode(), 0o600)

@@ -131,7 +131,7 @@ class Link(threading.Thread):
         board.listen(LOOK_S)
         if self._leaving() != self._told or time.monotonic() - self._signed_at > SIGN_S:
             if self._sign(board) > LEADER_S:
-                return f"the leader gave no sign for {LEADER_S:g} s"
+                return f"the leader sent no heartbeat for {LEADER_S:g} s"
             rest_idle()
         self._begin(board)
         coordinator = self._coordinator

@@ -55,26 +55,26 @@ class BlockEdge(NamedTuple):
     why: str
 
 
-_ALL_TRAINED = "all is trained, or its owner stopped it"
+_ALL_TRAINED = "training is finished, or the job's owner stopped it"
 _OUTSIDE, _ADMITTED, _LEADING, _MEMBER, _CHANGING, _PARTING, _OVER, _LOST = BlockState
 
 BLOCK_EDGES = (
     BlockEdge(_OUTSIDE, _ADMITTED, "others train"),
-    BlockEdge(_OUTSIDE, _LEADING, "nobody leads: it claims the next term, by itself or with those that were announced"),
+    BlockEdge(_OUTSIDE, _LEADING, "no block leads: it claims the next term, for itself or for the announced blocks"),
     BlockEdge(_OUTSIDE, _MEMBER, "the term begins with it, and another block leads"),
     BlockEdge(_OUTSIDE, _OVER, "the job has ended"),
     BlockEdge(_ADMITTED, _CHANGING, "a plan names it"),
-    BlockEdge(_ADMITTED, _PARTING, "no order wants it, or it is to end"),
+    BlockEdge(_ADMITTED, _PARTING, "no order names it, or it is asked to end"),
     BlockEdge(_LEADING, _CHANGING, "a plan is published"),
     BlockEdge(_MEMBER, _CHANGING, "a plan is published"),
-    BlockEdge(_CHANGING, _ADMITTED, "the plan came to nothing"),
-    BlockEdge(_CHANGING, _LEADING, "it has rank 0 of the plan, or the plan came to nothing"),
-    BlockEdge(_CHANGING, _MEMBER, "another block has rank 0 of the plan, or the plan came to nothing"),
-    BlockEdge(_CHANGING, _PARTING, "the plan is without it, or begins a term"),
+    BlockEdge(_CHANGING, _ADMITTED, "the plan was dropped"),
+    BlockEdge(_CHANGING, _LEADING, "it has rank 0 in the plan, or the plan was dropped"),
+    BlockEdge(_CHANGING, _MEMBER, "another block has rank 0 in the plan, or the plan was dropped"),
+    BlockEdge(_CHANGING, _PARTING, "it is not in the plan, or the plan begins a term"),
     BlockEdge(_LEADING, _OVER, _ALL_TRAINED),
     BlockEdge(_MEMBER, _OVER, _ALL_TRAINED),
     BlockEdge(_CHANGING, _OVER, _ALL_TRAINED),
-    BlockEdge(_PARTING, _OUTSIDE, "the next term is to begin with it: its launcher forks its ranks again"),
+    BlockEdge(_PARTING, _OUTSIDE, "it is a member of the next term: its launcher forks its ranks again"),
     BlockEdge(_LOST, _OUTSIDE, "its launcher forks its ranks again"),
 )
 """Table of transitions. In addition `lost` may follow any state not in `LAST`."""

@@ -96,7 +96,7 @@ class NodeCheck:
         except (RankError, RuntimeError) as error:
             if is_peer_lost(error):
                 raise
-            log(f"the times of this node were not written down: {error}"[:300])
+            log(f"the times of this node were not stored: {error}"[:300])
 
     def why_unfit(self) -> str:
         """Return why this block must not join, with the node's name; empty if it may. Collective."""

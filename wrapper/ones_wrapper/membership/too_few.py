@@ -62,7 +62,7 @@ def wait(group: TorchGroup, blocks: Blocks, requests: OwnerRequests) -> int:
         if blocks.obey(newest, change):
             why = group.on_first(lambda: blocks.announce(time.time()))
             if not why and blocks.leaves:
-                raise NotWantedError("the others train on without it")
+                raise NotWantedError("the other blocks train without it")
             if not why:
                 raise NextTermError
             blocks.stay(why)
