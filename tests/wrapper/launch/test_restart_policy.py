@@ -227,7 +227,7 @@ def test_hung_rank_is_ended_and_says_where_it_hangs(tmp_path: Path) -> None:
     )
     run = Run(tmp_path / "job", script=hanging, ranks=2, ONES_HANG_S="4")
     assert run.end() == 0, run.errors
-    assert "local rank 1 at no step boundary for 4 s" in run.errors
+    assert "local rank 1 reached no step boundary for 4 s" in run.errors
     assert "in stands_still" in run.errors
     assert "the ranks hung; starting the ranks again" in run.errors
     assert sorted(run.output.splitlines()) == ["done 0 0", "done 0 1", "done 1 1"]

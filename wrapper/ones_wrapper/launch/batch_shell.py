@@ -15,7 +15,7 @@ DIES = (
     "leaves the time for it"
 )
 _NAME = "slurm_script"
-"""Slurm's name for a batch script, and so for the process that runs it."""
+"""Name that Slurm gives to a batch script, and so to the process that runs it."""
 
 
 class BatchShell:

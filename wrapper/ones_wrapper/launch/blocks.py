@@ -37,7 +37,7 @@ class OtherBlocks:
     def __init__(
         self, block: Block, job_dir: Path, env: Mapping[str, str], answers: Callable[[Leader], bool] | None = None
     ) -> None:
-        """`answers` returns whether a leader is alive. Raises `LaunchError` if the folder can't be used."""
+        """`answers` returns True if a leader is alive. Raises `LaunchError` if the folder can't be used."""
         self.block, self._job_dir = block, job_dir
         self._hot = HotFolder(job_dir, block.array)
         self._spool = Path(env["ONES_SPOOL"]) if env.get("ONES_SPOOL") else None
@@ -78,7 +78,7 @@ class OtherBlocks:
         self._guests.start()
 
     def others_train(self) -> bool:
-        """Return whether another block leads the job and answers."""
+        """Return True if another block leads the job and its board answers."""
         leader = self._hot.newest()
         return leader is not None and self._trains(leader)
 
@@ -91,12 +91,12 @@ class OtherBlocks:
         return leader.term if leader else 0
 
     def reports(self) -> RunSummary:
-        """Return the summary of the newest term with reports. A term whose ranks wait for others, or still load, has
-        none."""
+        """Return the summary of the newest term with reports. A term has none while its ranks wait for other blocks, or
+        load."""
         return summarize_reports(self._job_dir, newest_run(self._job_dir, self.term()))
 
     def alone(self) -> bool:
-        """Return whether this block trained by itself in the newest term, according to its reports. A term without
+        """Return True if this block trained by itself in the newest term, according to its reports. A term without
         reports has the blocks that were announced for it."""
         term = self.term()
         tasks = summarize_reports(self._job_dir, term).tasks or self._announced(term)

@@ -30,7 +30,7 @@ def note(env: Mapping[str, str]) -> str:
     packages = Path(spec.origin).parents[1]
     return (
         "torch has no bytecode, and none can be kept, so each start compiles torch again: about 5 s of the "
-        f"processor. Who owns {packages} can end that: {sys.executable} -m compileall -q {packages}"
+        f"processor. The owner of {packages} can avoid that: {sys.executable} -m compileall -q {packages}"
     )
 
 

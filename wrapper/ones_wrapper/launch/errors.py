@@ -34,7 +34,7 @@ def show(error: BaseException, code: int) -> None:
     env, trace = os.environ, _of_script(error.__traceback__)
     rank, alone = env.get("RANK", "0"), env.get("WORLD_SIZE", "1") == "1"
     if not alone and is_consequence(error):
-        log(f"rank {rank} lost the others{_place(trace)}: {describe_error(error)}")
+        log(f"rank {rank} lost other ranks{_place(trace)}: {describe_error(error)}")
         return
     first = None if alone else _first(ExitCodes.of(env).error_file(env), describe_error(error))
     if first is None:

@@ -72,8 +72,8 @@ def before_ranks(
 
 
 def _collect(job_dir: Path, words: list[str], untouched: bool, restart: int) -> int | None:
-    """Return the exit code of a result for this job with exactly these words, and report it. If there is no result
-    return None, and write the file by which the other job knows that this job trains by itself."""
+    """Return the exit code of a result for this job with exactly these words, and report it. If there is no result,
+    return None, and write the file `left`."""
     taken = read_fused(job_dir / TAKEN)
     if not taken:
         return None

@@ -20,7 +20,7 @@ from ones_wrapper.protocol.standing import ORDER, StandingGuests, is_companions
 LOOK_S = 30.0
 """Seconds between two checks of Slurm's queue."""
 STOP_S = 5.0
-"""Most seconds to wait for a Slurm command under way."""
+"""Most seconds to wait for the end of a Slurm command."""
 _TURN_S = 1.0
 _ACTS_S = 300.0
 """Seconds after its last mark in the spool for which a companion counts as active."""
@@ -88,7 +88,7 @@ class GuestKeeper:
             if order is not None:
                 replace_small(path, text)
             elif not create_small(path, text):
-                return "there is another order by now"
+                return "there is another order now"
         except OSError as error:
             return error.strerror or str(error)
         return ""

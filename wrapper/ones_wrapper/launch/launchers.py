@@ -134,7 +134,8 @@ def srun(layout: Layout, find: Find = shutil.which, ask: Ask = ask) -> Started:
 
 
 def _check_plugin(mpi: str, listing: str) -> None:
-    """Raise `LaunchError` if Slurm lacks the plugin; `srun --mpi=list` prints names one a line, or between commas."""
+    """Raise `LaunchError` if Slurm does not have the plugin. `srun --mpi=list` prints the names in lines, or between
+    commas."""
     words = [word.strip() for word in listing.replace(",", "\n").replace(":", "\n").splitlines()]
     has = [word for word in words if word and " " not in word]
     if not any(word == mpi or word.startswith(f"{mpi}_v") for word in has):

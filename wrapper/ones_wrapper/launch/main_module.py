@@ -1,4 +1,4 @@
-"""The code that a rank's main module runs: a script's, or a module's as by `python -m`."""
+"""Code that a rank runs as its main module: a script's, or a module's, as `python -m` runs it."""
 
 from __future__ import annotations
 

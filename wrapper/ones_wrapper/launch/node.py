@@ -1,4 +1,4 @@
-"""The node launcher: imports torch once, forks the node's ranks, and watches them.
+"""The node launcher: imports torch, forks the node's ranks, and watches them.
 
 If each rank imported torch, that would take seconds of CPU time, and a resize restarts every rank; a fork takes
 milliseconds (`benchmarks/restart_import.py`). This process must not initialise CUDA, which does not survive a fork.
@@ -55,8 +55,8 @@ GRACE_S = 5.0
 """Seconds that the node's other ranks have for their last reports after one has failed."""
 
 RESCUE_S = 30.0
-"""Value of `GRACE_S` in a block: a rank that lost others may be writing a rescue checkpoint, for which the next term
-waits (`membership.rescue`)."""
+"""Value of `GRACE_S` in a block. It is longer, since a rank that lost other ranks may be writing a rescue checkpoint,
+for which the next term waits (`membership.rescue`)."""
 
 _END = (*STOP, signal.SIGINT)
 _PASSED_ON = _END + CHECKPOINT + LOOK
@@ -173,7 +173,8 @@ class Ranks:
         """Make the ranks print their stacks, and end all of them, since the other ranks wait for the hung ones."""
         local = ", ".join(map(str, hung))
         log(
-            f"local rank {local} at no step boundary for {self._hang_s:g} s (ONES_HANG_S); ending the ranks", "ones-run"
+            f"local rank {local} reached no step boundary for {self._hang_s:g} s (ONES_HANG_S); ending the ranks",
+            "ones-run",
         )
         self._codes.append(HUNG)
         self._send(DUMP)

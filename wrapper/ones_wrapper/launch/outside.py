@@ -163,7 +163,7 @@ def main(argv: Sequence[str]) -> int:
     codes.write(node, code)
     if code < 128 and code != USAGE_ERROR:
         log(
-            f"the container ended with code {code} and its launcher said nothing: is {argv[0]}'s image there, and "
+            f"the container ended with code {code} and its launcher reported nothing: is {argv[0]}'s image there, and "
             f"ones_wrapper installed for its {PYTHON}?",
             "ones-run",
         )

@@ -189,7 +189,7 @@ def main(argv: Sequence[str]) -> int:
     take_signals()
 
     def hung() -> None:
-        log(f"rank {place.rank} was at no step boundary for too long (ONES_HANG_S)", "ones-run")
+        log(f"rank {place.rank} reached no step boundary for too long (ONES_HANG_S)", "ones-run")
         faulthandler.dump_traceback()
         codes.write(place.rank, HUNG)
         flush_files()

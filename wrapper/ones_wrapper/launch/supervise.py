@@ -199,7 +199,7 @@ class Supervisor:
         if shutil.which("scontrol") is None:
             return "there is no scontrol here; submit it again, with the same ONES_JOB_DIR, or leave that to slurm-ones"
         if self._blocks and self._warned_at and self._blocks.others_train():
-            return "other blocks of the job train on"
+            return "other blocks of the job still train"
         return ""
 
     def _requeue(self, step: Decision) -> bool:
