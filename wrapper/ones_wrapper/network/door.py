@@ -1,6 +1,7 @@
 """Authentication of callers at a listening socket.
 
-An unproven caller holds no thread, hardly any memory, and a connection only for as long as a proof may take.
+A caller that has not proved itself holds no thread, and hardly any memory. Its connection is closed when the time for
+its proof is over.
 """
 
 from __future__ import annotations
@@ -112,7 +113,7 @@ class Door:
         for stranger in list(self._strangers.values()):
             if stranger.until > now:
                 break
-            self._hang_up(stranger, f"it proved nothing within {PROOF_S:g} s")
+            self._hang_up(stranger, f"it sent no proof within {PROOF_S:g} s")
         return found
 
     def close(self) -> None:
@@ -135,7 +136,7 @@ class Door:
             if len(self._strangers) >= UNPROVEN:
                 most = self._of.most_common(1)[0][0]
                 oldest = next(one for one in self._strangers.values() if one.address == most)
-                self._hang_up(oldest, f"it has more than {UNPROVEN} connections that prove nothing")
+                self._hang_up(oldest, f"it has more than {UNPROVEN} connections without a proof")
             stranger = _Stranger(connection, str(address[0]), time.monotonic() + PROOF_S, Frames(MOST_UNPROVEN))
             self._strangers[connection.fileno()] = stranger
             self._of[stranger.address] += 1
@@ -152,7 +153,7 @@ class Door:
     def _serve(self, stranger: _Stranger) -> Caller | None:
         try:
             if not (data := stranger.connection.recv(4096)):
-                raise ProofError("it went before it had proved anything")
+                raise ProofError("it closed the connection before its proof")
             stranger.frames.feed(data)
             body = stranger.frames.take()
             if body is not None and stranger.challenge is None:

@@ -18,7 +18,7 @@ _ATOMS = (type(None), bool, int, float, str)
 
 
 def encode(value: Any) -> bytes:
-    """Return a value as bytes. Raises TypeError for a type that is no plain data, and names the type."""
+    """Return a value as bytes. Raises TypeError, with the type's name, for a type that is not plain data."""
     blobs: list[bytes] = []
     return fields(json.dumps(_packed(value, blobs)).encode(), *blobs)
 

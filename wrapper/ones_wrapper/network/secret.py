@@ -33,7 +33,8 @@ class JobSecret:
 
     @classmethod
     def make(cls, folder: Path) -> JobSecret:
-        """Return the job's secret, made if missing; concurrent calls return the same secret. Raises `LaunchError`."""
+        """Return the job's secret; create it if it is missing. Concurrent calls return the same secret. Raises
+        `LaunchError`."""
         try:
             if not os.path.lexists(folder / SECRET):
                 create_small(folder / SECRET, os.urandom(SIZE), 0o600)

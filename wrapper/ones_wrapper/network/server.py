@@ -309,7 +309,7 @@ class StoreServer:
         return []
 
     def _do_get(self, member: _Member, milliseconds: bytes, *keys: bytes) -> list[bytes] | None:
-        """Return the values of these keys, once all are there."""
+        """Return the values of these keys when all of them exist."""
         member.until, member.keys = time.monotonic() + int(milliseconds) / 1000, keys
         return self._await(member)
 

@@ -34,7 +34,7 @@ class GroupStore(Store):
         return (self._begin + key).encode()
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Set how long `get` and `wait` wait."""
+        """Set the most time for which `get` and `wait` wait."""
         self._timeout_s = timeout.total_seconds()
 
     def set(self, key: str, value: str | bytes) -> None:
@@ -83,7 +83,7 @@ class GroupStore(Store):
         return self._client.ask("swap", self._key(key), _bytes(expected), _bytes(value))[0]
 
     def delete_key(self, key: str) -> bool:
-        """Delete a key; returns whether it was there."""
+        """Delete a key; return True if it existed."""
         return self._client.ask("delete", self._key(key)) == [b"1"]
 
     def num_keys(self) -> int:

@@ -38,7 +38,7 @@ T = TypeVar("T")
 TIMEOUT_S = 20.0
 """Most seconds without a byte on a connection."""
 ALIVE_S = 2.0
-"""Seconds between two bytes by which a new rank shows that it is alive."""
+"""Seconds between two bytes by which a new rank reports that it is alive."""
 SLOWEST = 50e6
 """Lowest rate to a new rank in bytes/s, over all of its senders; a slower transfer is given up. Half of gigabit
 Ethernet."""
@@ -49,7 +49,7 @@ _HEAD = struct.Struct("!IQ")
 _MOST_HEADER = 64 << 20
 _MOST_REST = 1 << 40
 _VECTOR = 256
-"""Most buffers that the kernel gets in one call."""
+"""Most buffers that are given to the kernel in one call."""
 
 
 def patience_s(size: int, timeout_s: float = TIMEOUT_S) -> float:
@@ -230,7 +230,7 @@ class Receiver:
         self._door.close()
 
     def _why_not(self, role: str, place: str) -> str:
-        return "" if role == "sender" and place == self._place else f"{place} is not awaited here"
+        return "" if role == "sender" and place == self._place else f"{place} is not expected here"
 
     def receive(
         self,
