@@ -232,7 +232,7 @@ def test_a_password_is_seen_nowhere(harness: Harness, spool: str, server: Server
         assert done.returncode in (0, 1) and done.stdout, done.stderr
         said += [done.stdout, done.stderr]
     server.stop(signal.SIGQUIT)
-    unit.until(lambda: "trying again in" in unit.log() or "asking who leads again" in unit.log(), "an error")
+    unit.until(lambda: "trying again in" in unit.log() or "trying to take the lead again" in unit.log(), "an error")
     for command in (["status"], ["doctor"]):
         done = harness.cluster.run(["slurm-ones", *command, "--config", settings], user=OPERATOR, check=False, env=env)
         assert done.returncode == 1

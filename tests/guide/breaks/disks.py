@@ -30,7 +30,7 @@ def _(service: ObservedService) -> None:
     resize, leader = service.cause_resize(), service.leader
     service.mark_broken(f"PostgreSQL stopped while job {resize.job_id} was {resize.state}")
     service.place.database("stop")
-    service.see_journal(leader, "trying again in|asking who leads again")
+    service.see_journal(leader, "trying again in|trying to take the lead again")
     service.see_status(leader, "database: ")
     service.mark_repaired("PostgreSQL started")
     service.place.database("start")
@@ -42,7 +42,7 @@ def _(service: ObservedService) -> None:
     service.mark_broken(f"PostgreSQL killed while job {resize.job_id} was {resize.state}")
     service.place.database("kill --signal=KILL")
     service.place.database("stop")
-    service.see_journal(leader, "trying again in|asking who leads again")
+    service.see_journal(leader, "trying again in|trying to take the lead again")
     service.mark_repaired("PostgreSQL started")
     service.place.database("start")
 
