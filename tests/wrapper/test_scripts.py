@@ -390,6 +390,38 @@ def test_a_loop_of_its_own_ends_its_epochs() -> None:
     assert put.value == [(0, 0.5), (1, 0.5), (2, 0.75)]
 
 
+@pytest.mark.parametrize("step", [0, 1, 2])
+def test_no_start_finds_an_epoch_without_a_batch(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Protects scripts that read behind an epoch's batches what was set in them, whenever a checkpoint was asked for."""
+    monkeypatch.setattr("ones_wrapper.run.boundary.EVERY_S", 0.0)
+
+    def body() -> None:
+        loop, first = Loop(epochs=3, data=Numbers(8)), os.environ["SLURM_RESTART_COUNT"] == "0"
+        assert first or loop.job.progress.step > 0  # the checkpoint that was asked for
+        for _ in loop.job.epochs():
+            batch = None
+            for batch in loop.loader:
+                loop.step(batch)
+                if first and loop.job.progress.step == step:
+                    os.kill(os.getpid(), signal.SIGUSR1)
+                if first and loop.job.progress.step == 4:
+                    testing.die(1)
+            assert batch is not None
+
+    testing.run(body)
+
+
+def test_a_signal_in_the_last_step_lets_the_script_finish() -> None:
+    """Protects what follows the loop over epochs, which a start would reach without one."""
+
+    def body() -> None:
+        loop = Loop(epochs=1, data=Numbers(4))
+        loop.train(lambda batch: os.kill(os.getpid(), signal.SIGTERM))
+        assert loop.job._run.over
+
+    testing.run(body)
+
+
 def test_leaving_the_epochs_is_kept(capfd: pytest.CaptureFixture[str]) -> None:
     """Protects an early stop: a restart in what follows the loop trains nothing again."""
 

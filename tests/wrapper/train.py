@@ -98,6 +98,7 @@ for _ in job.epochs():
         if step in args.full:
             limit = 20_000 if step == args.full[0] else resource.RLIM_INFINITY
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+    assert loss is not None  # many scripts print it here, which no start reaches without a step
     scheduler.step()
     if 0 <= args.enough <= job.progress.step:  # which newcomers know, too
         break

@@ -49,6 +49,22 @@ def test_grows_and_shrinks(job: Job) -> None:
 
 
 @pytest.mark.slow
+def test_epochs_of_two_steps(tmp_path: Path, kept: Callable[[Job], Job]) -> None:
+    """Who joins at an epoch's end finds batches in it, or begins with the next: a script may read its loss after them.
+    """
+    job = kept(Job(tmp_path / "job", "--step-ms", "40", "--samples", "32", epochs=1000))
+    last = job.begin(0, 1)
+    for restart in (1, 2, 3):
+        job.order(0)
+        alone = job.wait_for(0, after=last.generation)
+        job.order(0, 1)
+        job.start(1, restart=restart)
+        last = job.wait_for(0, 1, after=alone.generation)
+    job.finish()
+    assert_exactly_once(job.directory, job.epochs, 32)
+
+
+@pytest.mark.slow
 def test_a_block_that_is_told_to_end_leaves(job: Job) -> None:
     """The time limit of one block, the leader's too, ends its part alone; the last one stops as a plain job does, and
     the next start goes on from its checkpoint."""

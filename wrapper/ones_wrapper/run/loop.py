@@ -15,7 +15,7 @@ import torch
 
 from ones_wrapper.data.coreset import Floats, Ints, select
 from ones_wrapper.data.coreset_feed import CoresetFeed
-from ones_wrapper.data.feed import AccumulationStep, Feed, Pass, weigh
+from ones_wrapper.data.feed import AccumulationStep, Feed, Pass, step_size, weigh
 from ones_wrapper.data.randomness import keep_generators, seed_step
 from ones_wrapper.gradients.schedule import base_steps, counted
 from ones_wrapper.process import hang_detector
@@ -205,11 +205,18 @@ class Loader:
         run.loop.ahead = bool(self._given)
         if part.last:
             self.complete(part)
-        if part.last and boundary:
+        if part.last and boundary and not self._used_up:
             run.act()
             run.records.meter.start()
         if self._given:
             self._begin_pass()
+
+    @property
+    def _used_up(self) -> bool:
+        """True if the epoch has no further step. A run or block that began here would find an empty loop over batches,
+        so that requests wait for the end of the epoch. Unknown, and False, for a stream without a length."""
+        run, feed = self._run, self._run.loop.feed
+        return bool(feed and feed.samples) and step_size(feed.samples - run.progress.cursor, run.sizes.cut) <= 0
 
     def _end_open(self) -> None:
         self._run.loop.end_open = lambda: None

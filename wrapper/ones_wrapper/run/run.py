@@ -249,11 +249,11 @@ class Run:
         self.loop.at_boundary = False
 
     def end_epoch(self, loss: float | None, accuracy: float | None) -> None:
-        """Report the epoch, and begin the next one; this is a step boundary."""
+        """Report the epoch, and begin the next one; this is a step boundary, unless it was the last."""
         self._end_epoch(loss, accuracy)
         if FLAGS.called:  # a handler's note may end the loop within another epoch, and not much later
             FLAGS.called, self._signalled = False, self.progress.epoch
-        if not self.left:
+        if not self.left and not 0 < self.sizes.spec.epochs <= self.progress.epoch:
             self.act()
 
     def _end_epoch(self, loss: float | None, accuracy: float | None, leaves: int = 0) -> None:
