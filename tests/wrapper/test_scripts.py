@@ -392,7 +392,7 @@ def test_a_loop_of_its_own_ends_its_epochs() -> None:
 
 @pytest.mark.parametrize("step", [0, 1, 2])
 def test_no_start_finds_an_epoch_without_a_batch(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Protects scripts that read behind an epoch's batches what was set in them, whenever a checkpoint was asked for."""
+    """Protects scripts that read behind an epoch's batches what was set in them, whenever a checkpoint is asked for."""
     monkeypatch.setattr("ones_wrapper.run.boundary.EVERY_S", 0.0)
 
     def body() -> None:

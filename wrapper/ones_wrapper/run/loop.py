@@ -216,7 +216,8 @@ class Loader:
         """True if the epoch has no further step. A run or block that began here would find an empty loop over batches,
         so that requests wait for the end of the epoch. Unknown, and False, for a stream without a length."""
         run, feed = self._run, self._run.loop.feed
-        return bool(feed and feed.samples) and step_size(feed.samples - run.progress.cursor, run.sizes.cut) <= 0
+        assert feed is not None
+        return feed.samples > 0 and step_size(feed.samples - run.progress.cursor, run.sizes.cut) <= 0
 
     def _end_open(self) -> None:
         self._run.loop.end_open = lambda: None
