@@ -21,17 +21,7 @@ from typing import Any, TypeAlias
 from sqlalchemy import Connection, Float, Select, and_, func, literal_column, select
 
 from ones_db.engine import Transactions, remembering
-from ones_db.jobs import (
-    CLUSTER,
-    MEMBERS,
-    WITH_IDS,
-    among,
-    keyed,
-    membership_record,
-    newest,
-    rows_after,
-    spec_record,
-)
+from ones_db.jobs import CLUSTER, MEMBERS, WITH_IDS, among, keyed, membership_record, newest, rows_after, spec_record
 from ones_db.records import (
     RESIZE_DONE,
     RESIZE_OVERTAKEN,

@@ -9,18 +9,7 @@ from dataclasses import asdict, fields
 from functools import cache, lru_cache
 from typing import Any, TypeVar
 
-from sqlalchemy import (
-    BindParameter,
-    ColumnElement,
-    Connection,
-    Row,
-    Select,
-    Table,
-    and_,
-    bindparam,
-    exists,
-    select,
-)
+from sqlalchemy import BindParameter, ColumnElement, Connection, Row, Select, Table, and_, bindparam, exists, select
 
 from ones_db.backend import UnknownRecord
 from ones_db.engine import OF_JOBS, Transactions, add_or_replace, noting, reading, remembering

@@ -11,15 +11,7 @@ from typing import Annotated
 import typer
 
 from ones_db import Store, StoreError
-from slurm_ones.cli.common import (
-    ConfigOption,
-    DatabaseOption,
-    command,
-    complain,
-    say,
-    settings_of,
-    store_of_reader,
-)
+from slurm_ones.cli.common import ConfigOption, DatabaseOption, command, complain, say, settings_of, store_of_reader
 from slurm_ones.config import ConfigError
 from slurm_ones.show import page_lacks
 from slurm_ones.show.live import NotSeenYet
