@@ -15,6 +15,7 @@ from ones_wrapper.membership.link import LEADER_S, LOOK_S, MAIN_S, Link
 from ones_wrapper.membership.plan import Plan, encode
 from ones_wrapper.network.job_network import JobNetwork
 from ones_wrapper.protocol import Order
+from tests.waiting import until
 from tests.wrapper.membership.test_plan import member
 from tests.wrapper.runs import write_order
 
@@ -116,7 +117,9 @@ def test_a_leader_that_is_silent_or_gone(clock: Clock, planned: bool) -> None:
             board.will()
         for _ in range(int(LEADER_S / 1.8) + 2):
             clock.ahead += 1.8
+            board.silent_s(["0.0-0"])  # the store looks at its clock: two of these at once would be a standstill
             time.sleep(1.3 * LOOK_S)
+        until(lambda: planned or link.lost, "the loss")
         assert link.lost == ("" if planned else f"the leader sent no heartbeat for {LEADER_S:g} s")
         board.close()
         time.sleep(MAIN_S + 3 * LOOK_S)
