@@ -241,3 +241,16 @@ def test_ranks_that_have_met_rest_too(network: JobNetwork, monkeypatch: pytest.M
     assert met.num_keys() == again.num_keys() == 0
     client.close()
     assert GroupStore(network.client(MEET, "start-0"), "a").num_keys() == 0
+
+
+def test_a_rank_that_rests_finds_what_the_last_one_wrote(network: JobNetwork, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks end one after the other."""
+    monkeypatch.setattr(client_module, "IDLE_S", 0.0)
+    rests, last = (network.client(MEET, "start-0") for _ in range(2))
+    rests.ask("keys", b"")
+    time.sleep(0.01)
+    rests.rest()
+    last.ask("set", b"k", b"v")
+    last.close()
+    time.sleep(0.1)
+    assert rests.ask("peek", b"k") == [b"+v"]

@@ -1,8 +1,8 @@
 """Key-value store of a job's processes: bytes by key, in separate places.
 
 One thread serves all connections. When the connection of a place's host ends, the place ends, and its other connections
-are closed. A place without a host, where ranks meet, ends with its last member, unless that connection was closed only
-because it was idle (`rest`). Imports only the standard library, since `ones-run` serves it.
+are closed. A place without a host, where ranks meet, ends with its last member, unless a connection to it was closed
+only because it was idle (`rest`). Imports only the standard library, since `ones-run` serves it.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ class _Place:
         """Monotonic time of each process's last heartbeat, or of the first request about the process."""
         self.leads = b""
         """Name in the host's heartbeats; empty if it sends none."""
+        self.rests = False
+        """True once a member's connection was closed because it was idle."""
 
 
 class _Member:
@@ -49,7 +51,7 @@ class _Member:
         self.connection, self.name, self.place, self.hosts = connection, name, place, hosts
         self.frames, self.unsent = Frames(), bytearray()
         self.missing: set[bytes] = set()
-        self.rests, self.until = False, 0.0
+        self.until = 0.0
         self.keys: tuple[bytes, ...] = ()
         """Keys for which this member waits."""
         self.follows: tuple[bytes, ...] = ()
@@ -170,7 +172,7 @@ class StoreServer:
         place.members.discard(member)
         for kind in member.follows:
             place.followers[kind].discard(member)
-        if member.hosts or not (place.members or member.rests):
+        if member.hosts or not (place.members or place.rests):
             if self._places.get(member.name) is place:
                 del self._places[member.name]
             for other in list(place.members):
@@ -297,7 +299,7 @@ class StoreServer:
     def _do_rest(self, member: _Member) -> list[bytes]:
         """Keep the place when this member leaves, even without other members. It then ends when another place
         begins."""
-        member.rests = True
+        member.place.rests = True
         return []
 
     def _do_will(self, member: _Member, *pairs: bytes) -> list[bytes]:
