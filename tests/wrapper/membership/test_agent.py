@@ -16,6 +16,7 @@ import pytest
 from ones_wrapper.membership import agent as agents
 from ones_wrapper.membership.agent import SIGN_S, NodeAgent
 from ones_wrapper.membership.board import Board
+from ones_wrapper.membership.link import Link
 from ones_wrapper.network import job_network
 from ones_wrapper.network.client import StoreLostError
 from ones_wrapper.network.frames import fields
@@ -150,6 +151,43 @@ def test_a_node_that_stood_still_is_no_silence_of_its_ranks(turns: Turns, board:
     turns.paused = False
     time.sleep(SIGN_S / 2)
     assert board.silent_s(["1.0-0"])[0] < 2.0 and rank.heard("lost") is None
+
+
+def test_a_rank_that_signed_before_the_pause_was_seen_signed_no_later_than_now(turns: Turns, board: Board) -> None:
+    """Else a rank that hangs from then on would be missed only after as long again as Slurm suspended the job."""
+    rank = rank_of(board, "1.0-0")
+    turns.paused = True
+    time.sleep(Standstill.MOST_S + 1.5)
+    signing = threading.Thread(target=rank.sign, args=("1.0-0",))
+    signing.start()
+    time.sleep(0.1)
+    turns.paused = False
+    signing.join()
+    until(lambda: board.silent_s(["1.0-0"])[0] < SIGN_S, "the agent signs")
+    assert board.silent_s(["1.0-0"])[0] >= 0.0
+
+
+def test_a_rank_that_follows_another_board_is_not_gone_from_the_first(
+    turns: Turns, board: Board, network: JobNetwork
+) -> None:
+    """Its leader may look at the board until it leaves, and would end the membership."""
+    board.follow("gone")
+    link = Link(board.again(), "1.0-0", lambda: False, lambda why: None)
+    link.start()
+    (server,) = _servers_of(board)
+    hosted = Board.hosted(network, 1)
+    link.follow(hosted.again())
+    until(lambda: len(server._places[board.place].members) == 1, "only the leader is left")
+    assert board.names("gone") == set()
+    link.stop()
+
+
+def test_a_connection_that_was_lost_is_not_opened_again(turns: Turns, board: Board) -> None:
+    """Else each rank that says that it ends would let its launcher wait for the lost store once more."""
+    rank = rank_of(board, "1.0-0")
+    rank.close()
+    with pytest.raises(StoreLostError, match="is closed"):
+        rank.will()
 
 
 def test_a_board_that_ends_ends_the_ranks_connections(turns: Turns, board: Board) -> None:

@@ -118,7 +118,7 @@ class NodeAgent:
         stood_s = self._still.look()
         for board in list(self._boards.values()):
             for rank in board.ranks:
-                rank.signed_at += stood_s
+                rank.signed_at = min(rank.signed_at + stood_s, time.monotonic())
             if time.monotonic() - board.signed_at > SIGN_S:
                 self._guarded(board, board.sign)
 

@@ -18,6 +18,7 @@ from ones_wrapper.membership.connections import Former
 from ones_wrapper.membership.coordinator import Coordinator
 from ones_wrapper.membership.plan import Plan, decode_plan
 from ones_wrapper.network.client import StoreLostError, rest_idle
+from ones_wrapper.network.server import HOST
 
 LOOK_S = 0.1
 """Most seconds that the thread waits for pushed texts. After each wait it checks whether its block is asked to end, and
@@ -50,6 +51,7 @@ class Link(threading.Thread):
         self._coordinator: Coordinator | None = None
         self._make: Make | None = None
         self._next, self._uid = 0, ""
+        self._board = board
         self._formers: dict[int, Former] = {}
         """`Former` of each plan by generation, until `take` returns it. A later plan does not remove it, since this
         rank may request a plan's groups after the leader has published the next one."""
@@ -61,10 +63,11 @@ class Link(threading.Thread):
         followed.follow(*_KINDS)
         followed.will(f"gone-{self._name}", "1")
         self._sign(followed)
-        if followed is not board:
-            board.will()  # takes back that of `come_in`, since this connection may be closed when idle
         with self._lock:
-            self._board, self._coordinator, self.lost = followed, coordinator, ""
+            past, self._board, self._coordinator, self.lost = self._board, followed, coordinator, ""
+        if past is not followed and past.role != HOST:  # the end of this connection is planned
+            with suppress(StoreLostError):
+                past.will()
 
     def heard(self, key: str) -> str | None:
         """Return the newest text that the board has pushed for this key; None if there is none."""

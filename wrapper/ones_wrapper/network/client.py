@@ -46,8 +46,6 @@ class StoreClient:
             _clients.add(self)
 
     def _connect(self, timeout_s: float) -> socket.socket:
-        if self._closed:
-            raise StoreLostError("this connection to the store is closed")
         try:
             self._socket = connection = socket.create_connection((self.host, self.port), timeout_s)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -132,6 +130,8 @@ class StoreClient:
 
     def _ask(self, message: bytes, timeout_s: float) -> list[bytes]:
         try:
+            if self._closed:
+                raise StoreLostError("this connection to the store is closed")
             connection = self._socket or self._connect(ANSWER_S)
             self._asked_at = time.monotonic()
             connection.settimeout(timeout_s)
