@@ -144,6 +144,7 @@ class Ranks:
                 self._rest(_POLL_S)
             elif pid in self._living:
                 self._ended(self._living.pop(pid), os.waitstatus_to_exitcode(status))
+        self._rest(0.0)  # the last rank's end is passed on now, not only after the pause before the next start
         return explaining_code(self._codes)
 
     def _ended(self, local_rank: int, code: int) -> None:
