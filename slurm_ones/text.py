@@ -98,11 +98,11 @@ def phases(run: RunRecord) -> str:
 
 
 def starts(resizes: Sequence[ResizeRecord], runs: Mapping[tuple[int, int], RunRecord]) -> dict[int, str]:
-    """Describe the phases of the start that followed each requeue, by the resize's id. `runs` are keyed by job id and
-    restart.
+    """Return a dict from resize id to a text on the phases of the start that followed, for resizes by requeue. The
+    keys of `runs` are (job id, restart count).
 
-    If several resizes belong to one run, only the last is described: the earlier ones were rolled back before the run
-    ended.
+    If several resizes were begun during one run, only the last is described: the earlier ones were rolled back before
+    the run ended.
     """
     requeued = [resize for resize in resizes if resize.restart >= 0 and resize.mechanism == "requeue"]
     led = {(resize.job_id, resize.restart): resize.id for resize in requeued}

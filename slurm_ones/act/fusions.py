@@ -28,8 +28,8 @@ from slurm_ones.untrusted_files import HasFiles, NotBelieved, job_directory, rea
 log = logging.getLogger(__name__)
 
 ANSWERED_S = 30.0
-"""Seconds after an answer within which the carrier must report which jobs it trains. An order to drop jobs is repeated
-after as many seconds."""
+"""Longest time, in seconds, from the answer to a carrier until the carrier reports which jobs it trains. An order to
+drop jobs is repeated after the same time."""
 
 ANSWERS = 8
 """Largest number of carriers that get their first answer in one tick. For each answer Slurm is queried about many

@@ -40,8 +40,8 @@ FORGOTTEN_S = 300.0
 (slurmctld saves its state every few seconds.)"""
 
 DOWN_S = 3600.0
-"""Value of `FORGOTTEN_S` for a companion that starts after the restart, and does not know when slurmctld went down. A
-longer time would lift more holds that owners set on jobs which Slurm has not considered since."""
+"""Limit, in seconds, in place of `FORGOTTEN_S` if this companion started after slurmctld restarted. Such a companion
+does not know when slurmctld went down. A longer limit would release more jobs that their owners hold."""
 
 
 class HeldTasks:

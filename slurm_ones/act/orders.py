@@ -1,4 +1,4 @@
-"""Orders to jobs: choice of their number, writing and removal.
+"""Orders to jobs: how they are numbered, written and removed.
 
 An order is written into the job's own directory if the companion may write there (the companion of its owner or of
 root). Otherwise it is written into the site's spool, a directory of the companion that every user can read.

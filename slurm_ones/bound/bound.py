@@ -237,10 +237,10 @@ def bound_of(workload: Workload, parts: Sequence[tuple[int, int, str]], evaluati
 
 
 def weights_of(work: Work, edges: Floats) -> tuple[Floats, Floats | None]:
-    """Return the weight of each kind of GPU (K,), and prices to start from (I,).
+    """Return the weight of each of K kinds of GPU (K,), and first GPU prices for the search for the best bound (I,).
 
-    A GPU with weight 0.5 counts as half a GPU of the fastest kind. The prices are None if there is only one kind of
-    GPU.
+    A GPU with weight 0.5 counts as half a GPU of the fastest kind. There is one price for each of I time intervals,
+    that of a GPU of the fastest kind. The prices are None if there is only one kind.
     """
     weights = _faster(work)
     if len(weights) == 1:

@@ -50,21 +50,21 @@ ANY_LOCAL = 2.0**31
 
 @dataclass(frozen=True, eq=False)
 class StepLayout:
-    """Split of a step's samples and of its traffic, with a row for each number of GPUs, ascending. A plain
-    data-parallel job has no rows."""
+    """Split of a step's samples and of its traffic, for each of R numbers of GPUs, ascending. R is 0 for a plain
+    data-parallel job."""
 
     max_local: float = ANY_LOCAL
     """Largest number of samples in one forward pass of a replica, at every number of GPUs."""
     gpus: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     replicas: Floats = field(default_factory=lambda: np.zeros(0))
     local: Floats = field(default_factory=lambda: np.zeros(0))
-    """Largest number of samples in one forward pass of a replica, by row; at most `max_local`."""
+    """(R,) largest number of samples in one forward pass of a replica; at most `max_local`."""
     replica_gb: Floats = field(default_factory=lambda: np.zeros(0))
-    """Gigabytes that a rank sends inside its replica for each sample of this replica, by row."""
+    """(R,) gigabytes that a rank sends to ranks of its own replica for each sample of the replica."""
     data_gb: Floats = field(default_factory=lambda: np.zeros(0))
-    """Gigabytes that a rank sends to other replicas in a step, by row."""
+    """(R,) gigabytes that a rank sends to other replicas in a step."""
     gradient_gb: float = 0.0
-    """Size of all gradients, in gigabytes, of a job without rows; 0 if unknown."""
+    """Size of all gradients of a plain data-parallel job, in gigabytes; 0 if unknown."""
 
     @cached_property
     def wired(self) -> bool:

@@ -96,8 +96,8 @@ class Term:
         return worth
 
     def penalty(self, at: Priced, choices: Choices, dear: float) -> Penalty | None:
-        """Return a function for the loss of whole candidates, or None. A loss of `dear` for each GPU exceeds any
-        gain."""
+        """Return a function that computes the losses of whole candidates; None if this rule has no such losses. A loss
+        of `dear` for a GPU exceeds all that the GPU can gain."""
         return None
 
     def promises(self) -> Mapping[int, Promise]:

@@ -38,7 +38,7 @@ FEATURES = 21
 ASKED_LEFT = 11
 """Index of one feature: the job's remaining time at the size that its user asked for."""
 CONTEXT = 4
-"""Number of inputs of the void action's score."""
+"""Number of values from which the void action's score is computed (`GrowthSteps.context`)."""
 LOG_SECONDS = 12.0
 """Scale of features that are times. A time of t seconds becomes ln(1 + t) / `LOG_SECONDS`, which is 1 at about two
 days."""

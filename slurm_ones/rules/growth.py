@@ -278,8 +278,9 @@ class _Returns:
         return True
 
     def _go(self, one: WaitingJob | None, piece: Piece, wanted: Mapping[str, int]) -> None:
-        """Give the piece back for a pending job, or for none if it is idle. A guest is only counted as free, because
-        Slurm preempts it by itself. For a pending job that is `unserved`, guests are given back too."""
+        """Give the piece back for the pending job `one`, or because the piece's own job is idle (`one` is None). A
+        guest is only counted as free, because Slurm preempts it by itself. Guests are given back too if `one` is
+        `unserved`, or None."""
         if one is None or one.unserved or not piece.guest:
             self._gone.setdefault(piece.job_id, []).append((piece, piece.kept(wanted)))
             if one is not None:

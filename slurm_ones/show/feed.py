@@ -23,9 +23,9 @@ LOOK_S = 1.0
 FIRST_S = 5.0
 """Longest time that a page waits for the first read of the database, in seconds."""
 KEPT = 512
-"""Most rendered parts of pages that are cached until the next tick."""
+"""Largest number of rendered parts of pages that are cached until the next tick. A full cache is emptied."""
 USERS = 512
-"""Most users whose ended jobs are cached. Beyond it, the user whose last request is oldest is dropped."""
+"""Largest number of users whose ended jobs are cached. Beyond it, the user whose last request is oldest is dropped."""
 OWN_S = 3600.0
 """Seconds after which a user's ended jobs are read again: old jobs may be corrected or deleted without a tick."""
 ERRORS = (StoreError, OSError)

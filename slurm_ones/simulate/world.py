@@ -90,8 +90,8 @@ class World:
         return len(self.trainings) - self.cluster.live
 
     def pass_time(self, seconds: float, *, until_change: bool = False) -> None:
-        """Let `seconds` of virtual time pass. Before, jobs read their orders; afterwards, they write their reports to
-        files."""
+        """Let `seconds` of virtual time pass. Jobs read their orders before this time, and write their reports to files
+        after it."""
         live = [self.trainings[job_id] for job_id in self.cluster.records.live_ids() if job_id in self.trainings]
         for training in live:
             training.check_orders()

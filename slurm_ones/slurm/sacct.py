@@ -1,4 +1,4 @@
-"""Slurm's accounting, read by `sacct`: jobs that ran before the companion did, in releases 22.05 to 26.05.
+"""Past jobs from Slurm's accounting, read with `sacct` of Slurm 22.05 to 26.05.
 
 `sacct` prints lines with separators here. Its JSON lists every step, is ten times longer and must be read whole. The
 two texts that users write are the last fields, and a random separator is drawn for each call. So a job's comment or

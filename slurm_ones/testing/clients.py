@@ -253,7 +253,8 @@ class ReadingContract:
         assert site.owner.snapshot().nodes[job.node_list[0]].gpus_used == 3
 
     def test_partitions(self, site: Site) -> None:
-        """A partition whose nodes have no GRES is marked as one of whole nodes. The default partition is marked too."""
+        """`whole_nodes` is True for a partition whose nodes have no GRES. `default` is True for the default
+        partition."""
         partitions = site.owner.snapshot().partitions
         gpu, whole = partitions["gpu"], partitions["whole"]
         assert (gpu.whole_nodes, gpu.default, gpu.up, gpu.max_time_s) == (False, True, True, 86400.0)

@@ -82,7 +82,7 @@ class StreamFeed:
     def batches(
         self, epoch: int, cursor: int, cut: Cut, *, seeded: bool = False
     ) -> Iterator[tuple[AccumulationStep, Any]]:
-        """Yield batches as `Feed.batches` does. The last step has the remaining samples, equally on all ranks."""
+        """Yield (pass, local batch) as `Feed.batches` does. The last step of an epoch may have fewer samples."""
         return iter(self._loader(epoch, cursor, cut))
 
     def indices(self, epoch: int, part: AccumulationStep) -> list[int]:

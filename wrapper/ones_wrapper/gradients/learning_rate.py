@@ -74,7 +74,8 @@ class Rate:
         return (progress.admitted >= batch) != (before >= batch)
 
     def free(self, progress: TrainingProgress) -> int:
-        """Return the largest global batch known to need no more samples than the base batch."""
+        """Return the largest global batch with which training takes no more samples than with the base batch, as far as
+        the noise scale shows."""
         return int(max(doubled(self.rule, int(self._base), progress.noise_low), progress.admitted))
 
     def power(self, progress: TrainingProgress, batch: float) -> float:

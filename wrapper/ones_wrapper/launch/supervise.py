@@ -90,8 +90,8 @@ class Supervisor:
             signal.signal(number, self._handle)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        """Forward signals to the ranks, such as those of `--signal=B:…` and `kill`. A stop is sent as the signal that
-        the launcher forwards."""
+        """Forward a signal to the ranks, such as one of `--signal=B:…` or `kill`. SIGTERM, SIGINT and SIGUSR2 are
+        replaced by the launcher's stop signal."""
         self._stopped = self._stopped or number in (signal.SIGTERM, signal.SIGINT)
         if number == signal.SIGUSR2 and not self._warned_at:
             self._warned_at = time.time()

@@ -218,8 +218,8 @@ def enter_block(group: TorchGroup, block: Block) -> Entered:
 
 def _tell_script(group: TorchGroup, block: Block, leader: Leader, nodes_before: int) -> None:
     """Set the launcher's variables to the present ranks. init_process_group uses the leader's board in place of the
-    store of torchrun's agents. Some releases of torch put the number of starts into the store's keys. The term serves
-    as this number, since it must be equal on all ranks."""
+    store of torchrun's agents. TORCHELASTIC_RESTART_COUNT is set to the term, which is equal on all ranks: some
+    releases of torch put this variable into the store's keys."""
     env = os.environ
     local, each, node = (int(env[name]) for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"))
     env.update(Placement(group.rank, group.world, local, each, nodes_before + node, group.nodes).env())

@@ -22,7 +22,7 @@ DYING_S = 15.0
 _TRY_S = 2.0
 """Seconds in which a living leader must accept a connection."""
 _LOOK_S = 0.02
-"""Seconds between two searches for the leader of an announced term, whose ranks wait to train."""
+"""Seconds between two searches for the leader of an announced term. No rank trains until the leader is found."""
 
 
 class PeersLostError(RuntimeError):

@@ -83,7 +83,8 @@ def state_for(board: str, generation: int, rank: int) -> str:
 
 
 def senders(world: int, rank: int, newcomers: Sequence[tuple[str, int, str]]) -> list[Sender]:
-    """Return what rank `rank` of `world` sends. A new rank is given as (host, port, `state_for`)."""
+    """Return the parts of the state that a rank sends; `world` is the number of ranks that train. Each newcomer is a
+    new rank, given as (host, port, result of `state_for`)."""
     count = min(world, SENDERS)
     numbers = [(rank - index * count) % world for index in range(len(newcomers))]
     return [
@@ -148,8 +149,8 @@ def _await_answer(connection: socket.socket, host: str, patience_s: float) -> No
 
 
 def _views(tensors: Sequence[torch.Tensor], stretches: Sequence[tuple[int, int, int]]) -> Iterator[list[memoryview]]:
-    """Yield the bytes of these pieces, in lists of at most `CHUNK` bytes and `_VECTOR` buffers. CPU tensors are not
-    copied."""
+    """Yield the bytes of the pieces `stretches` (see `_stretches`) in lists of buffers. A list has at most `_VECTOR`
+    buffers, and at most `CHUNK` bytes in total. Contiguous CPU tensors are not copied."""
     views: list[memoryview] = []
     held = 0
     for index, first, last in stretches:

@@ -46,7 +46,7 @@ class AskedAhead:
 
     @property
     def unclear(self) -> bool:
-        """True if there was a forward pass, but its inputs were neither batch."""
+        """True if there was a forward pass, but its inputs did not show which of the two batches it used."""
         return self._seen and not self._known
 
     def close(self) -> None:

@@ -37,7 +37,7 @@ class OneBitMean:
 
     def __call__(self, values: torch.Tensor, error: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the approximate mean of all ranks' `values`, and this rank's new error, both of shape [n]. `error` is
-        this rank's error of the last call. A single rank gets values + error, and no error.
+        this rank's error of the last call. With one rank the mean is `values` + `error`, and the new error is 0.
 
         A rank sends 2 (N-1)/N n bits, and 2 (N-1) scales.
         """

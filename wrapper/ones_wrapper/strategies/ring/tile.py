@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 
 SCORES = 1 << 22
-"""Most scores in memory at once, unless one query has more."""
+"""Largest number of scores in memory at once, unless a single query has more."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,8 @@ class Place:
 
 
 class Above(NamedTuple):
-    """Results over all blocks that a block's backward pass needs, for its queries, in the type of `precise`."""
+    """Results of the attention to all blocks of keys, for one block of queries. The backward pass needs them. Their
+    dtype is that of `precise`."""
 
     gradient: torch.Tensor
     """Gradient of the output, (batch, heads, queries, width)."""
