@@ -189,8 +189,8 @@ class Companion:
         return self._quotas.now(seen)
 
     def _fused(self, seen: Observation, busy: Collection[int]) -> dict[int, int]:
-        """Return the carrier of each pending job that trains within another job, by job id. Return none in advise mode,
-        and while the stop file exists."""
+        """Return a dict from job id to the carrier's id, for pending jobs that a carrier trains. It is empty in advise
+        mode, and while the stop file exists."""
         if not self._actor.acting or self.settings.stopped:
             return {}
         return self._fusions.follow(seen, busy)

@@ -23,8 +23,8 @@ from ones_wrapper.protocol import MAX_POINTER, ProtocolError, decode_pointer, di
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 
 WRITTEN_WITHIN_S = 10.0
-"""Seconds within which a file must be written durably; later it is not renamed into place, because another companion
-may lead by then."""
+"""Longest time, in seconds, for a durable write of a file. A later file is not renamed into place, because another
+companion may lead by then."""
 
 
 class HasFiles(Protocol):

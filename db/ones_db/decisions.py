@@ -269,7 +269,7 @@ class DecisionStore(Transactions):
     def note_preempted(
         self, connection: Connection, resize_id: int, tasks: Sequence[int], let_go: Sequence[int]
     ) -> ResizeRecord:
-        """Store which tasks are held after a resize by blocks, since Slurm preempted them or may do so. Return the
+        """Store which tasks are held after a resize by blocks, because Slurm preempted them or may do so. Return the
         resize.
 
         `let_go` lists the tasks that were held for the resize and are not held now.

@@ -137,7 +137,7 @@ class HistoryCache:
 
 
 PAUSES = 3
-"""Number of newest resizes, or changes of blocks, whose mean is a job's pause."""
+"""Number of newest resizes, or changes of blocks, over which a job's mean pause is computed."""
 CHUNK = 250
 """Largest number of runs that one query selects by their ids."""
 

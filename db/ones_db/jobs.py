@@ -262,7 +262,7 @@ class JobStore(Transactions):
 
     @remembering("deferrals")
     def deferrals(self, connection: Connection) -> dict[int, float]:
-        """Return the time until which the companion defers each deferred job, in Unix seconds, by job id."""
+        """Return a dict from the id of each deferred job to the Unix time until which the companion defers it."""
         query = select(JOBS.c.job_id, JOBS.c.deferred_until).where(
             newest(self._cluster), JOBS.c.deferred_until.is_not(None)
         )

@@ -54,7 +54,7 @@ def record_of(kind: Callable[..., T], row: Row, **given: Any) -> T:
 
 
 KEPT = 4096
-"""Most rows whose records are cached: enough for one read of a large site."""
+"""Largest number of rows whose records are cached: enough for one read of a large site."""
 
 
 @lru_cache(maxsize=KEPT)

@@ -199,7 +199,7 @@ SAME_JOB_S = 86_400.0
 two jobs. Slurm requeues an ended job only sooner than this, and reuses an id only much later."""
 
 SAME_START_S = 5.0
-"""Most seconds by which the start of a task may differ between slurmctld and accounting."""
+"""Largest difference, in seconds, between the start of a task in slurmctld and in accounting."""
 
 Row = Mapping[Any, Any]
 

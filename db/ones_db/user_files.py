@@ -221,9 +221,9 @@ def _concerning(jobs: Select[Any]) -> ColumnElement[bool]:
 KEEP_S = 7 * 86_400.0
 """Time for which a user's view has a job after its end, in seconds."""
 MOST_JOBS = 500
-"""Most jobs in a user's view. Jobs that have not ended come first, then those submitted last."""
+"""Largest number of jobs in a user's view. Jobs that have not ended come first, then those submitted last."""
 MOST_RUNS, MOST_RESIZES, MOST_BLOCKS = 100, 50, 200
-"""Most runs, resizes and blocks of a job in a user's view. The newest are kept."""
+"""Largest number of runs, resizes and blocks of a job in a user's view. The newest are kept."""
 MOST_DECISIONS = 20
 
 Rows = tuple[Table, Sequence[Sequence[Any]]]

@@ -363,7 +363,8 @@ class JobSummary:
 
     @property
     def local_batch(self) -> int | None:
-        """Most samples in a forward pass of one replica, or of one GPU without a training strategy. None if unknown."""
+        """Largest number of samples in a forward pass of one replica, or of one GPU without a training strategy. None
+        if unknown."""
         if self.batch is None or not self.passes or not self.shape or not self.shape.gpus:
             return None
         return -(-self.batch // (replicas(self.limits, self.shape.gpus) * self.passes))

@@ -96,8 +96,8 @@ class Leftovers:
     _seen_over: dict[int, float] = field(default_factory=dict)
     """Time at which each job was first found to be over, by job id."""
     _gone_on: dict[int, int] = field(default_factory=dict)
-    """Step at which the last membership began, as of the last release of a held task (see `cancel_waiting`), by job
-    id."""
+    """Dict from job id to the step at which the last membership began, as of the last release of a held task (see
+    `cancel_waiting`)."""
     _apart: dict[tuple[int, int, int], float] = field(default_factory=dict)
     """Time at which each block was first found to train apart, by job id, task and restart."""
     _told: set[tuple[int, int, int]] = field(default_factory=set)

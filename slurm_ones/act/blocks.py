@@ -107,8 +107,8 @@ def _preparing(machine: Machine, resize: ResizeRecord, array: WholeJob) -> Resiz
 def _prepare(machine: Machine, resize: ResizeRecord, array: WholeJob) -> tuple[WholeJob, Reason | None]:
     """Prepare the tasks that will join: hold all waiting tasks, lift the array's throttle, and set shapes.
 
-    Return the job as Slurm then shows it, and a reason if a step failed. A step can be repeated. None starts a task or
-    affects a block that trains.
+    Return the job as Slurm then shows it, and a reason if a step failed. A step can be repeated. No step starts a task
+    or affects a block that trains.
     """
     steps: list[tuple[Step, Callable[[str], Reason]]] = [
         (_hold, lambda answer: reason("hold_refused", answer=answer)),
@@ -246,7 +246,7 @@ def _elsewhere(resize: ResizeRecord, array: WholeJob) -> Reason | None:
 
 def _held_by_others(machine: Machine, resize: ResizeRecord, array: WholeJob) -> set[int]:
     """Return the tasks that somebody else has put on hold between the plan and the first step of the resize. At later
-    steps return none."""
+    steps return no tasks."""
     if resize.id not in machine.new or resize.state != State.PREPARING.value:
         return set()
     return {task for task in resize.held if (job := array.tasks.get(task)) is not None and job.held}

@@ -53,7 +53,7 @@ class _Tick:
     ours: Collection[int]
     """Ids of jobs that a companion has deferred."""
     taken: dict[int, int] = field(default_factory=dict)
-    """Carrier of each job that is assigned already, by job id."""
+    """Dict from job id to the carrier's id, for jobs that are assigned already."""
 
 
 @dataclass
@@ -66,11 +66,11 @@ class Fusions:
     orders: OrderWriter
     clock: Callable[[], float]
     _answers: dict[tuple[int, int], tuple[float, frozenset[int]]] = field(default_factory=dict)
-    """Time of the last answer to each carrier and the jobs that it named, by the carrier's id and restart."""
+    """Dict from (carrier's id, restart count) to the last answer: its time, and the ids of the jobs that it named."""
 
     def follow(self, seen: Observation, busy: Collection[int]) -> dict[int, int]:
-        """Return the carrier of each job that must wait while the carrier trains it, by job id. Jobs that are `busy` in
-        a resize are left out. Raises `Unreachable`."""
+        """Return a dict from job id to the carrier's id, for each job that must wait while a carrier trains it. Jobs
+        that are `busy` in a resize are left out. Raises `Unreachable`."""
         carriers = {job_id: one for job_id, one in sorted(seen.elastic.items()) if carries(one)}
         alive = {(job_id, one.job.restart) for job_id, one in carriers.items()}
         self._answers = {key: value for key, value in self._answers.items() if key in alive}

@@ -185,7 +185,7 @@ _ASSIGNS = re.compile(r"[A-Za-z_]\w*\+?=.*", re.DOTALL)
 _NAMED = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 _SHELLS = {"sh", "bash", "dash", "zsh"}
 _MOST = 4
-"""Most nested `sh -c` commands that are followed."""
+"""Largest number of nested `sh -c` commands that are followed."""
 
 
 def commands(script: Script) -> list[Command]:

@@ -184,7 +184,8 @@ def store_of_reader(settings: Settings, *, named: bool = False) -> Store:
     """Open the job database for reading. A user who may not read it gets the file that the companion published for
     them.
 
-    If the command line names the database (`named`), no file replaces it. Raises `NotSeenYet` if there is neither.
+    If the command line names the database (`named`), no file replaces it. Raises `NotSeenYet` if there is neither a
+    database nor such a file.
     """
     folder = None if named else published_for(settings)
     if folder is None:
@@ -207,7 +208,7 @@ def not_seen(settings: Settings, folder: Path) -> str:
 
 
 def tick_s(settings: Settings, store: Store) -> float:
-    """Return the seconds between two ticks of the companion, whose settings may differ from those of this command."""
+    """Return the seconds between two ticks of the companion. Its settings may differ from those of this command."""
     health = store.health()
     return health.interval_s if health is not None else settings.interval_s
 

@@ -38,7 +38,7 @@ from slurm_ones.text import safe
 
 OLDEST = (21, 8)
 MOST_NEAR = 5
-"""Most jobs listed because their comments almost opt in."""
+"""Largest number of jobs listed because their comments almost opt in."""
 
 
 def _version(client: SlurmClient, settings: Settings) -> Iterator[SiteFinding]:

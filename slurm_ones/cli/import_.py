@@ -42,7 +42,7 @@ SINCE = "90d"
 AT_ONCE = 500
 """Number of jobs stored in one transaction; few, so that a companion never waits long for the database."""
 SHOWN, MOST_BAD = 20, 10_000
-"""Most bad rows that are printed, and most that are kept in memory."""
+"""Largest numbers of bad rows that are printed, and that are kept in memory."""
 
 LEARNED = (
     "These jobs are used in the figures above and in the views, but not for predictions: accounting has neither "

@@ -34,8 +34,8 @@ from slurm_ones.cli.common import (
 from slurm_ones.text import plain, safe
 
 TABLE_ROWS = 1_000
-"""Most rows of a table without `--limit`. All of them are read before printing, because they decide the column
-widths."""
+"""Largest number of rows of a table without `--limit`. All of them are read before printing, because they decide the
+column widths."""
 
 
 class Format(str, Enum):

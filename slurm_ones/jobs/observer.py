@@ -136,7 +136,7 @@ class Observer:
         return Observation(snapshot, here, left, self._uses.idle)
 
     def _throttles(self, jobs: Mapping[int, WholeJob], snapshot: Snapshot) -> dict[int, int]:
-        """Return the task throttles (most tasks that run at once) that the snapshot lacks, by array id.
+        """Return by array id the task throttles (largest number of tasks that run at once) that the snapshot lacks.
 
         An array of blocks is refused if it shows no throttle, so its throttle is read again. While a job that opted in
         runs, the throttles of other waiting arrays are read as well, once each. All are read in one call.
@@ -158,7 +158,7 @@ class Observer:
 
     def _with_details(self, seen: dict[int, Elastic], known: Set[int]) -> dict[int, Elastic]:
         """Return all jobs, with a refusal for jobs that were submitted with a task count. A snapshot does not show
-        every task count. So the details of all new jobs are read in one call, once for each job since the task count
+        every task count. So the details of all new jobs are read in one call, once for each job because the task count
         never changes."""
         new = [id_ for id_, e in seen.items() if not e.refusal and not e.job.ended and id_ not in self._counted]
         # Tasks of an array were submitted together, so one of them is read for all.

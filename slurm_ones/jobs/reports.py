@@ -309,7 +309,7 @@ class JobDirectories:
 
     def hello(self, job: WholeJob) -> Hello | None:
         """Return the hello of the newest run. If it is missing, return the hello of the run before, which had the same
-        environment. None without either."""
+        environment. None if both are missing."""
         for key in ((job.job_id, job.restart), (job.job_id, job.restart - 1)):
             if key not in self._hellos and key[1] >= 0 and (found := _hello(job, key[1])) is not None:
                 self._hellos[key] = found

@@ -17,7 +17,7 @@ A user who runs many jobs with false reports must not decide what is expected of
 
 - Within a spec each owner counts once. At other nodes a user's weight is at most half of the weight of all others
   together.
-- A child further than `FAR` deviations from its parent moves it no more than a child at that distance (Huber).
+- A child further than `FAR` deviations from its parent moves it no more than a child at that distance (Huber loss).
 - The jobs of a family or spec move the prior by at most `MOVES` deviations of the wider group. A job's own measurements
   move its parameters without limit. The site's node has no limit either: if only one user's jobs are known, they
   decide.

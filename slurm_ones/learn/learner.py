@@ -83,7 +83,7 @@ class JobModel:
     """Learned models of one job, with its spec."""
 
     spec: Spec | None
-    """Spec that the job reported, or else the newest spec of the same script; None if there is neither."""
+    """Spec that the job reported, or else the newest spec of the same script; None if no spec is known."""
     throughput: ThroughputModel
     efficiency: EfficiencyModel
     progress: Progress

@@ -40,7 +40,7 @@ SPARE = 0.03
 ROUND_S = 60.0
 """Further reserve, in seconds, because a decision may come late. One pause of the job is added to it."""
 NEXT_S = 300.0
-"""Seconds from now within which needed work is not postponed."""
+"""Period from now, in seconds, in which needed work is not postponed."""
 LONGEST = 1e12
 
 

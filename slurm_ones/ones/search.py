@@ -81,13 +81,13 @@ class OnesOptions:
     """True if a job may start with more GPUs than its user asked for. Giving GPUs up again must then cost next to
     nothing. The less certain the job's speed is, the fewer GPUs it gets."""
     horizon_s: float = 200.0
-    """Seconds within which a change must repay its pause. If no job has come or gone for a longer time, that time
-    counts instead."""
+    """Longest time, in seconds, in which a change must repay its pause. If no job has come or gone for a longer time,
+    that time counts instead."""
     horizon_share: float = 0.5
-    """Share of the job's predicted remaining time within which a change must also repay its pause."""
+    """Second limit for the time to repay a pause, as a share of the job's predicted remaining time."""
     tenure: float = 1.0
-    """Time within which a change must also repay its pause, as a multiple of the job's mean time at one size. A job
-    that has changed often will soon be changed again."""
+    """Third limit for the time to repay a pause, as a multiple of the job's mean time at one size. A job that has
+    changed often will soon be changed again."""
     borrowed: bool = True
     """True to take preemptions of guests into account; False to count guests as the job's own GPUs."""
     fair_bound: float = 1.5
@@ -153,7 +153,7 @@ class Search:
         self._places: dict[int, int] = {}
         """Column of each job in `_population`, by job id."""
         self.most: Mapping[int, int] = {}
-        """Most GPUs that each job has had, by job id."""
+        """Largest number of GPUs that each job has had, by job id."""
         self.since = 0.0
         """Unix time at which a job last came or went."""
 

@@ -44,7 +44,7 @@ class Situation:
     nodes: NodeRoom
     """Check of candidates for room on the nodes."""
     most: Mapping[int, int]
-    """Most GPUs that each job has had, by job id; 0 before its first run."""
+    """Largest number of GPUs that each job has had, by job id; 0 before its first run."""
     now: float
     quiet_s: float
     """Seconds since a job last came or went."""

@@ -316,7 +316,7 @@ class JobView:
     deadline: float | None = None
     """Time by which the owner wants the job to end, on the caller's clock; None without a deadline."""
     promised: bool | None = None
-    """True if an earlier schedule promised the deadline, False if one refused it, None if none has answered yet
+    """True if an earlier schedule promised the deadline, False if one refused it, None if no schedule has answered yet
     (`Schedule.promises`)."""
 
     # Known only in simulations.

@@ -23,7 +23,8 @@ GROWTH = 1.25
 
 
 def shape_of(cluster: ClusterView, gpus: int) -> Shape | None:
-    """Return the shape of `gpus` GPUs: part of one node, or whole nodes; None if the count is neither.
+    """Return the shape of `gpus` GPUs: part of one node, or whole nodes; None if the count gives neither of these
+    shapes.
 
     A shape of several nodes uses only nodes whose GPUs are all free. On a cluster that is not uniform, every count has
     a shape.

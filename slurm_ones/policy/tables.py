@@ -191,8 +191,8 @@ def build_tables(cluster: ClusterView, jobs: Sequence[JobView], rule: BatchRule 
 
 
 def side_by_side(jobs: Sequence[JobView], parts: Sequence[Tables]) -> Tables:
-    """Join the tables of several kinds of GPU into one, whose columns are those of the first kind, then of the next.
-    Each table has a row for all `jobs`. A job runs in at most one table."""
+    """Join the tables of several kinds of GPU into one. Its columns are those of the first kind, then of the next. Each
+    table has a row for all `jobs`. A job runs in at most one table."""
     before = np.cumsum([0, *(len(part.sizes) - 1 for part in parts)])
     current = np.zeros(len(jobs), dtype=np.int64)
     for part, offset in zip(parts, before[:-1], strict=True):

@@ -20,7 +20,7 @@ from slurm_ones.policy.contract import Floats, Ints, Reserved
 MOST_EDGES = 64
 """Largest number of cuts of a timeline. If there are more, evenly spaced ones among them are kept."""
 NEAR_S = 0.5
-"""Time, in seconds, within which two moments count as one."""
+"""Largest difference, in seconds, between two moments that count as one."""
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ def admitted(
     timeline: FreeTimeline, promised: Sequence[SpeedCurve], new: SpeedCurve, before: Sequence[Filled] | None = None
 ) -> tuple[Filled, int | None]:
     """Return the filling of a `new` job among the `promised` ones. Also return the index of the first promised job that
-    would miss its deadline because of the new one; None if none would.
+    would miss its deadline because of the new one; None if no job would.
 
     Jobs with earlier deadlines are filled first. `before` are the promised jobs' fillings without the new job.
     """

@@ -25,8 +25,8 @@ from slurm_ones.slurm.model import JobState, Node, SlurmJob
 REQUEUE, BLOCKS = "requeue", "blocks"
 """Values of `ResizeRecord.mechanism`. A running job of blocks is resized by `BLOCKS`, every other job by `REQUEUE`."""
 REUSED_WITHIN_S = 240.0
-"""Seconds after the end of a block within which its task can be used for a new block. Slurm forgets the task after
-MinJobAge, by default 300 s."""
+"""Longest time, in seconds, from the end of a block to the use of its task for a new block. Slurm forgets the task
+after MinJobAge, by default 300 s."""
 
 
 class RunningBlock(NamedTuple):

@@ -62,7 +62,7 @@ from slurm_ones.rules.quotas import quota_caps
 from slurm_ones.slurm.model import Quotas, SlurmJob, partition_gpus
 
 LOOK_S = 60.0
-"""Seconds within which Slurm has surely scheduled its queue after a resize or a submission."""
+"""Longest time, in seconds, from a resize or a submission until Slurm has scheduled its queue."""
 
 
 def target_of(resize: ResizeRecord) -> Shape:
@@ -171,7 +171,7 @@ class JobRules:
     staying: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     """Tasks of the blocks that stay, for each size that the job can reach by blocks that leave."""
     settled: bool = False
-    """True if the job may move to fewer nodes with the same number of GPUs, since its last resize is long enough
+    """True if the job may move to fewer nodes with the same number of GPUs, because its last resize is long enough
     ago."""
     given_back: GivenBack | None = None
     """Size to which the job gives growth back, to pending jobs or because it is idle; None if it gives back none."""

@@ -497,7 +497,7 @@ def _piece(one: Elastic, part: SlurmJob, keeps: Shape = PARKED) -> Piece:
 
 
 def _grown(round_: Round, site: Callable[[str], ClusterView]) -> dict[int, Grown]:
-    """Return the running jobs that have more GPUs than their users asked for and may give them back now, by job id."""
+    """Return by job id the running jobs that have more GPUs than their users asked for and may give them back now."""
     found = {}
     for job_id, one in round_.seen.elastic.items():
         history = round_.histories.get(job_id)

@@ -49,8 +49,8 @@ def decide_within(
     now: float,
     rng: np.random.Generator,
 ) -> Schedule:
-    """Return the policy's schedule cut to the caps. It is unchanged if no cap binds. `sizes` are the GPUs that owners
-    set by hand (`size=`), by job id.
+    """Return the policy's schedule cut to the caps. It is unchanged if no cap binds. `sizes` maps job ids to the GPUs
+    that owners set by hand (`size=`).
 
     The function is pure, like the policy. `Schedule.refused` has the jobs that got less because of a limit.
     """
@@ -120,14 +120,14 @@ def cluster_view(round_: Round, rules: PartitionRules) -> ClusterView:
 def bounds_of(
     round_: Round, rules: PartitionRules, cluster: ClusterView, views: Sequence[JobView]
 ) -> tuple[tuple[Cap, ...], dict[int, int]]:
-    """Return the bounds on a decision in this partition: the caps, and the GPUs that owners set by hand, by job id.
-    Caps on the cost of growth are included."""
+    """Return the bounds on a decision in this partition: the caps, and a dict from job id to the GPUs that the owner
+    set by hand. Caps on the cost of growth are included."""
     caps = cost_caps(cluster, views, rules.jobs, round_.settings, round_.quotas.usage_factors)
     return (*rules.caps, *caps), {id_: job.asked for id_, job in rules.jobs.items() if job.asked is not None}
 
 
 def job_models(round_: Round, learner: Learner) -> dict[int, JobModel]:
-    """Return the models of each elastic job, by job id, on each kind of GPU that the job accepts."""
+    """Return by job id each elastic job's models, for the kinds of GPU that the job accepts."""
     known: dict[int, JobModel] = {}
     histories = round_.histories
     for partition in round_.partitions:
@@ -355,7 +355,7 @@ def with_sizes(
     cluster: ClusterView, jobs: Sequence[JobView], sizes: Mapping[int, int], caps: Sequence[Cap]
 ) -> Sequence[JobView]:
     """Return the jobs as the policy gets them, with the GPUs that owners set by hand (`size=8` in a comment). `sizes`
-    has these numbers by job id.
+    maps job ids to these numbers.
 
     The policy does not decide about such a job. It gets its size, within the site's limits and on one kind of GPU, as
     soon as enough GPUs are free, and keeps it. A running job is shown as fixed: with its new GPUs if it gets them now,

@@ -47,8 +47,8 @@ STOPPED_S = 10.0
 START_S = 5.0
 """Longest wait for the child's start, in seconds."""
 MOST_HANGING, MOST_OF_ONE = 128, 4
-"""Most hanging requests: of all users together, and of one user, who may mount file systems. At a limit, further
-requests (of all users, or of that user) fail at once."""
+"""Largest numbers of hanging requests: of all users together, and of one user, who may mount file systems. At a limit,
+further requests (of all users, or of that user) fail at once."""
 MOUNTS_S = 5.0
 """Seconds between two reads of the mount table."""
 MOUNTS = Path("/proc/self/mountinfo")

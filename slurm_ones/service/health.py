@@ -103,7 +103,7 @@ class Health:
         """Number of logged errors that the health record and the metrics have counted already."""
 
     def leads(self, store: Store, settings: Settings) -> None:
-        """Store health records in `store` from now on, since this companion leads."""
+        """Store health records in `store` from now on, because this companion leads."""
         self._store = store
         self._record = self._record._replace(mode=settings.mode, interval_s=settings.interval_s)
         if self._metrics is not None:
@@ -133,7 +133,7 @@ class Health:
             log.exception("the metrics for Prometheus lack this tick")
 
     def _phases(self, metrics: Metrics) -> Phases:
-        """Return the duration of each phase of the resizes that ended at the previous tick, by the resize's id."""
+        """Return by resize id the duration of each phase, for resizes that ended at the previous tick."""
         due = metrics.due
         if not due or self._store is None:
             return {}

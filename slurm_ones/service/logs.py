@@ -24,9 +24,9 @@ FRAMES = 6
 """Number of frames of a traceback that are logged, from the innermost."""
 PERIOD_S = 3600.0
 MOST = 3
-"""Most lines of one kind that are logged in `PERIOD_S`."""
+"""Largest number of lines of one kind that are logged in `PERIOD_S`."""
 KINDS = 1_000
-"""Most kinds of lines that are counted. Beyond that, the kind that occurred longest ago is dropped."""
+"""Largest number of kinds of lines that are counted. Beyond that, the kind that occurred longest ago is dropped."""
 PRIORITIES = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3, logging.CRITICAL: 2}
 """Priority of each log level in the numbers of syslog(3), for `journalctl -p`."""
 

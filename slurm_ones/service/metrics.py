@@ -43,9 +43,10 @@ OTHER = "other"
 NONE = "none"
 """Label in place of an empty name, since Prometheus drops empty labels."""
 LENGTH = 64
-"""Most characters of a name in a label."""
+"""Largest number of characters of a name in a label."""
 PARTITIONS, PAIRS = 16, 48
-"""Most partitions, and most pairs (partition, account), that get labels of their own: those that are seen first."""
+"""Largest number of partitions, and of pairs (partition, account), that get labels of their own: those that are seen
+first."""
 WAITING = "waiting"
 """Label of the mechanism for a resize of a waiting job. Other resizes have their mechanism's name (`rules.blocks`)."""
 PHASES: Mapping[str, tuple[str, ...]] = {
@@ -293,8 +294,8 @@ class Metrics:
                 self._of(name, *who).inc(gpu_s)
 
     def _refused(self, tick: Tick) -> dict[int, str]:
-        """Return the code of the reason for each job that keeps its size, by job id. Count a reason when it is new for
-        its job."""
+        """Return a dict from job id to the code of the reason, for each job that keeps its size. Count a reason when it
+        is new for its job."""
         given = {id_: why.code for one in tick.decided for id_, why in one.schedule.reasons.items()}
         before, self._causes = self._causes, {}
         for job_id, one in tick.observation.elastic.items():
@@ -387,7 +388,7 @@ def _ratio(measured: float, predicted: float) -> float | None:
 # -- the HTTP server, with limits on concurrent requests and on their duration -----------------------------------------
 
 AT_ONCE = 8
-"""Most requests at a time. Further connections are closed at once."""
+"""Largest number of requests at a time. Further connections are closed at once."""
 SILENT_S = 5.0
 """Seconds after which the connection of a client that neither sends nor reads is closed."""
 LONGEST_S = 20.0

@@ -141,9 +141,9 @@ def _about(one: Elastic, kind: EventKind, text: str, now: float) -> Notice:
 LIMIT_S = 10.0
 """Longest attempt to send a message, in seconds."""
 KEPT = 200
-"""Most events in a box; then the oldest are dropped."""
+"""Largest number of events in a box; then the oldest are dropped."""
 BOXES, BOXES_OF_ONE = 500, 4
-"""Most addresses in one section of the settings, and most of them that one user may name."""
+"""Largest numbers of addresses: in one section of the settings, and named by one user in it."""
 LONGEST_WAIT_S = 3600.0
 """Longest wait before a message that failed is sent again, in seconds."""
 CLOSE_S = 5.0

@@ -21,7 +21,7 @@ LOOK_S = 2.0
 GAP_S = 5.0
 """Shortest time from the end of a tick to a requested tick, in seconds."""
 BURST = 5
-"""Most requested ticks in a row. After that, each interval has at most one."""
+"""Largest number of requested ticks in a row. After that, each interval has at most one."""
 
 
 def wake(settings: Settings) -> bool:

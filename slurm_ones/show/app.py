@@ -27,7 +27,7 @@ from slurm_ones.show.logs import Logs
 from slurm_ones.text import plain
 
 VIEWERS = 1_000
-"""Most browsers that are notified of ticks. Any further browser polls once a minute."""
+"""Largest number of browsers that are notified of ticks. Any further browser polls once a minute."""
 BEAT_S = 20.0
 """Longest time without a line in the stream of ticks, in seconds. An empty line keeps proxies from closing the
 connection."""

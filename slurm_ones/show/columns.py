@@ -93,7 +93,7 @@ class ShownColumn(Generic[T]):
     width: int = 8
     """Width in characters, in a table with fixed widths."""
     most: int = 400
-    """Most characters of a cell in a table with widths by content. A longer text is cut."""
+    """Largest number of characters of a cell in a table with widths by content. A longer text is cut."""
     json: bool = True
     key: Callable[[T], Any] | None = field(default=None)
     """Function from an object to the value by which rows are sorted, if that is not `value`. Rows with None come

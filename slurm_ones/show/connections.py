@@ -19,9 +19,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 CONNECTIONS = 1_200
-"""Most open connections."""
+"""Largest number of open connections."""
 STRANGERS = 256
-"""Most strangers of one peer: connections without an authenticated request."""
+"""Largest number of strangers of one peer: connections without an authenticated request."""
 HEADER_S = 5.0
 """Seconds after which a connection is closed if it has not sent its first request's header."""
 PATIENCE_S = 10.0
@@ -33,7 +33,7 @@ one as for many."""
 COUNT_S = 0.1
 """Seconds for which a count of strangers is used."""
 REFUSED_AT_ONCE = 64
-"""Most new connections that are closed before the server turns to other work."""
+"""Largest number of new connections that are closed before the server turns to other work."""
 SOCK_DIAG, BY_FAMILY, REQUEST = 4, 20, 1
 ALL_STATES, NO_COOKIE, UID_AT = 0xFFFFFFFF, b"\xff" * 8, 16 + 4 + 48 + 12
 """Constants of sock_diag(7); `UID_AT` is the offset of the user id in the kernel's answer."""

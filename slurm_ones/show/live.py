@@ -26,10 +26,10 @@ from slurm_ones.show.columns import ShownJob, ShownNode
 from slurm_ones.text import seconds
 
 ENDED = 100
-"""Most ended jobs in a view: the last ones. So a view costs the same at a site with a long history."""
+"""Largest number of ended jobs in a view: the last ones. So a view costs the same at a site with a long history."""
 
 KEPT = 4096
-"""Most jobs whose rendered form is cached."""
+"""Largest number of jobs whose rendered form is cached."""
 
 LATE = 3.0
 """Intervals without a tick after which a companion counts as silent. One late tick is normal if Slurm does not

@@ -44,12 +44,12 @@ FARTHEST = 4
 """Limit of predicted sizes, as a multiple of the most GPUs measured."""
 MOST_CELLS = 32
 MOST_NODES = 600
-"""Most nodes that are drawn. Of the other nodes, only their number is shown."""
+"""Largest number of nodes that are drawn. Of the other nodes, only their number is shown."""
 LOG_LINES = 30
 MOST_DECIDED = 100
-"""Most jobs shown for a decision."""
+"""Largest number of jobs shown for a decision."""
 MOST_ENDED = 20
-"""Most ended jobs on the front page for all users. For one user it shows up to `ENDED`."""
+"""Largest number of ended jobs on the front page for all users. For one user it shows up to `ENDED`."""
 DECISIONS = 5
 """Number of decisions shown of a job or of the cluster: the newest."""
 

@@ -27,12 +27,12 @@ Floats = npt.NDArray[np.float64]
 WIDTH, HEIGHT = 1000.0, 240.0
 """Size of a drawing in SVG units."""
 MOST_SHAPES = 4_000
-"""Most shapes that are drawn one per size. Beyond it, each job is one shape, whose size is sampled at equal
-intervals."""
+"""Largest number of shapes that are drawn one per size. Beyond it, each job is one shape, whose size is sampled at
+equal intervals."""
 FEWEST_INTERVALS = 24
 """Fewest intervals at which sizes are sampled, however many jobs run at once."""
 NAMED = 12
-"""Most jobs, users or partitions in a legend: those with the most GPU time."""
+"""Largest number of jobs, users or partitions in a legend: those with the most GPU time."""
 WIDE, HIGH = 0.05 * WIDTH, 0.08 * HEIGHT
 """Least width and height of a shape that is labelled with its job's id."""
 STEPS_S = (
@@ -41,9 +41,9 @@ STEPS_S = (
 )
 """Possible distances between two marks on a time axis, in seconds."""
 TICKS = 6
-"""Most marks on an axis."""
+"""Largest number of marks on an axis."""
 MOST_POINTS = 600
-"""Most points of a line over time. More points are averaged in groups, to keep the page small."""
+"""Largest number of points of a line over time. More points are averaged in groups, to keep the page small."""
 PATTERNS = ("", "dots", "bars")
 GROWN = "grown"
 """Name of the hatching over GPUs that the job's user did not request."""

@@ -15,7 +15,7 @@ from slurm_ones.text import hours, minute, plain, seconds, troubles
 T = TypeVar("T")
 
 MOST_JOBS, MOST_MEASURED = 5_000, 500
-"""Most jobs that are read, and most of them whose measurements are read: in both cases the newest."""
+"""Largest number of jobs that are read, and of jobs whose measurements are read: in both cases the newest."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class Usage:
 
     @property
     def most(self) -> int:
-        """Most GPUs that the job held at once."""
+        """Largest number of GPUs that the job held at once."""
         return max((one.gpus for one in self.stretches), default=0)
 
 

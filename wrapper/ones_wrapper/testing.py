@@ -121,7 +121,7 @@ def run(
 
     `timeout_s` limits each start; `env` is added to the ranks' environment. Raises RankFailed if a rank raises,
     vanishes or hangs, if ranks return different numbers, and after `most_starts` starts. Raises RuntimeError if this
-    process cannot be forked, since it uses a GPU or has a process group.
+    process cannot be forked, because it uses a GPU or has a process group.
     """
     if torch.cuda.is_initialized() or dist.is_initialized():  # type: ignore[no-untyped-call]
         raise RuntimeError("testing: this process uses a GPU or has a process group, which no fork survives")

@@ -55,11 +55,11 @@ class Qos(NamedTuple):
     """Treatment of this QOS's jobs if Slurm preempts them."""
     grace_s: float = 0.0
     exempt_s: float = 0.0
-    """Seconds from a run's start within which it is not preempted (PreemptExemptTime)."""
+    """Seconds after a run's start before it can be preempted (PreemptExemptTime)."""
     gpus: int = 0
-    """Most GPUs that all jobs of the QOS may hold together (GrpTRES); 0 for no limit."""
+    """Largest number of GPUs that all jobs of the QOS may hold together (GrpTRES); 0 for no limit."""
     user_gpus: int = 0
-    """Most GPUs that the jobs of one user may hold in this QOS (MaxTRESPU); 0 for no limit."""
+    """Largest number of GPUs that the jobs of one user may hold in this QOS (MaxTRESPU); 0 for no limit."""
     usage_factor: float = 1.0
     """Factor on the charge for a GPU-hour in this QOS."""
 
@@ -73,7 +73,7 @@ class SlurmConf:
     licenses: Mapping[str, int] = field(default_factory=dict)
     """Number of each licence, by licence name."""
     account_gpus: Mapping[str, int] = field(default_factory=dict)
-    """Most GPUs that all jobs of an account may hold together (GrpTRES), by account."""
+    """Largest number of GPUs that all jobs of an account may hold together (GrpTRES), by account."""
     accounts: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """Accounts that each user may use. A user who is not listed may use all accounts."""
     own_qos: Mapping[str, frozenset[str]] = field(default_factory=dict)

@@ -74,7 +74,7 @@ class Checkpoints:
             group.on_first(self._folder.prepare)
 
     def ranks_changed(self, restart: int) -> Group | None:
-        """Drop the plan, since the group has new ranks. A background checkpoint of the old ranks is not interrupted.
+        """Drop the plan, because the group has new ranks. A background checkpoint of the old ranks is not interrupted.
         Not collective.
 
         Returns the background thread's group of old ranks; None if there is none. The caller must keep the reference,
@@ -88,7 +88,7 @@ class Checkpoints:
         return behind
 
     def let_go(self) -> None:
-        """Finish the present background checkpoint and release the directory, since this rank leaves. Not
+        """Finish the present background checkpoint and release the directory, because this rank leaves. Not
         collective."""
         self._wait()
         self._folder.release()
@@ -368,7 +368,7 @@ class Planner:
         self._arena: Arena | None = None
 
     def forget(self) -> None:
-        """Drop the plan, since the ranks have changed."""
+        """Drop the plan, because the ranks have changed."""
         self._local = None
 
     def local(self, content: Content) -> list[Held]:

@@ -20,7 +20,7 @@ from ones_wrapper.files.checksums import Sum
 BLOCK = 2 << 20
 """Bytes that are written and hashed at once."""
 PIECES = 512
-"""Most pieces of memory in one system call; Linux allows 1024."""
+"""Largest number of pieces of memory in one system call; Linux allows 1024."""
 
 
 def tensor_file(rank: int) -> str:

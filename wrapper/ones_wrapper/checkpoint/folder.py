@@ -162,7 +162,8 @@ class Folder:
         return held if held is not None and int(held.name[5:]) >= int(newest[5:]) else None
 
     def hold(self, held: HeldCheckpoint | None) -> None:
-        """Describe this checkpoint as the one in the nodes' memory; with None, describe none. Raises OSError."""
+        """Describe this checkpoint as the one in the nodes' memory; with None, remove the description. Raises
+        OSError."""
         if held is None:
             node_memory.drop(self._path)
         else:

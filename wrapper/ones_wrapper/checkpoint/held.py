@@ -35,7 +35,7 @@ class HeldFolder(Folder):
         self.path(name).mkdir(mode=0o700)
 
     def begin(self, name: str) -> None:
-        """Do nothing, since `make` did it."""
+        """Do nothing, because `make` did it."""
 
     def complete(self, name: str, progress: TrainingProgress, files: dict[str, Sum]) -> int:
         """Describe the checkpoint among the job's checkpoints; return its size in bytes."""

@@ -60,7 +60,7 @@ DTYPES = {
 }
 """Names of the dtypes that the safetensors library reads as torch tensors."""
 MOST_DIMENSIONS = 64
-"""Most dimensions of a tensor; torch has the same limit."""
+"""Largest number of dimensions of a tensor; torch has the same limit."""
 _METADATA = "__metadata__"
 _BLOCKS, _BEGINS = "DCP_SHARDING_INFO", "saved_offsets"
 _KIND = {"format": "pt", "DCP_VERSION": "1.0"}

@@ -208,7 +208,7 @@ def unpack(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
 
 
 SHOWN = 5
-"""Most differences that an error lists."""
+"""Largest number of differences that an error lists."""
 
 
 @dataclass(frozen=True)

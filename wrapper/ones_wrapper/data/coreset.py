@@ -33,8 +33,8 @@ FeaturesOf = Callable[[Ints], Floats]
 """Function from samples' numbers in the dataset to their features, one row for each sample."""
 
 MOST = 2**26
-"""Most distances in memory in GreeDi's second round (512 MiB). If a class needs more, distances from a random part of
-its samples are used."""
+"""Largest number of distances in memory in GreeDi's second round (512 MiB). If a class needs more, distances from a
+random part of its samples are used."""
 
 
 NORM_BITS = 25
@@ -59,7 +59,7 @@ class Coreset:
     """Class of each sample of the dataset, as whole numbers; for data without classes, zeros. None: the dataset's own
     (`targets`, `labels`, or the last tensor of a TensorDataset)."""
     shard: int = 2048
-    """Most samples of a class among which one greedy round chooses."""
+    """Largest number of samples of a class among which one greedy round chooses."""
 
     def __post_init__(self) -> None:
         if not 0 < self.fraction <= 1:

@@ -178,7 +178,7 @@ class Cut:
     replicas: int
     replica: int
     max_local: int
-    """Most samples in a pass of the replica."""
+    """Largest number of samples in a pass of the replica."""
     unit: int = 1
     """Divisor of the samples of each share and each pass, except in an epoch's last step."""
     uneven: Shares | None = None

@@ -35,9 +35,9 @@ allocated."""
 STEPS = 8
 """Fewest steps in a measurement."""
 WINDOW = 64
-"""Most steps in a measurement."""
+"""Largest number of steps in a measurement."""
 LATE = 16
-"""Most steps whose GPU times are awaited, since the processor runs ahead of the GPU."""
+"""Largest number of steps whose GPU times are awaited, since the processor runs ahead of the GPU."""
 UNIT = 1e-12
 """Unit in seconds of the times that ranks exchange as integers."""
 

@@ -3,8 +3,8 @@
 Two trainings in one directory would mix their reports and overwrite each other's checkpoints. So a training first
 claims the directory by a line in a file. A second training ends before it changes anything. A claim ends with its
 process. A POSIX lock shows whether the process lives; network file systems support it, too. Some file systems have no
-locks, or locks that only one host sees. There the age of the claim file, whose time the holder renews, shows this.
-Imports no torch.
+locks, or locks that only one host sees. There the age of the claim file shows this, because the holder renews the
+file's time. Imports no torch.
 """
 
 from __future__ import annotations

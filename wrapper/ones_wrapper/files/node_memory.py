@@ -203,7 +203,8 @@ def hold(checkpoints: Path, held: HeldCheckpoint) -> None:
 
 
 def held(checkpoints: Path) -> HeldCheckpoint | None:
-    """Return the checkpoint in memory that is described among the job's checkpoints; None for none."""
+    """Return the checkpoint in memory that is described among the job's checkpoints; None if there is no such
+    checkpoint."""
     try:
         return HeldCheckpoint.parse(read_json(checkpoints / HELD, _MOST_BYTES))
     except (OSError, ValueError):

@@ -53,9 +53,9 @@ def prepare_job_directory(
     """Create or check the job's directory, claim it, and write a pointer if needed; return the claim.
 
     With `resume_from`, a job's id or directory, the job begins with the undamaged checkpoints of that job. Ranks that
-    `ones-run` started only check the directory and return None, since `ones-run` has done the rest. Each block of a job
-    claims the directory for its own task. Raises `LaunchError`, and `ClaimedError` before anything in the directory is
-    changed.
+    `ones-run` started only check the directory and return None, because `ones-run` has done the rest. Each block of a
+    job claims the directory for its own task. Raises `LaunchError`, and `ClaimedError` before anything in the directory
+    is changed.
     """
     make_root(env, cwd)
     make_job_directory(path)

@@ -96,7 +96,7 @@ class Accelerator(accelerate.Accelerator):
         return found
 
     def load_state(self, input_dir: str | None = None, *args: Any, **kwargs: Any) -> None:
-        """Before `prepare`, load as Accelerate does. After `prepare`, load nothing, since the job's own checkpoint is
+        """Before `prepare`, load as Accelerate does. After `prepare`, load nothing, because the job's own checkpoint is
         newer. Raises ValueError if the job has no checkpoint yet."""
         if self._job is None:
             super().load_state(input_dir, *args, **kwargs)

@@ -252,7 +252,7 @@ class ElasticStrategy(ParallelStrategy):
         self._asking = True  # until the first batch
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
-        """Load nothing in training, since the job has its own checkpoints; otherwise load as Lightning does."""
+        """Load nothing in training, because the job has its own checkpoints; otherwise load as Lightning does."""
         if self.lightning_module is None or self.lightning_module.trainer.state.fn != TrainerFn.FITTING:
             return super().load_checkpoint(checkpoint_path, weights_only)
         self._checkpoint = str(checkpoint_path)

@@ -21,7 +21,8 @@ class Carried:
     """State of Lightning's callbacks, such as early stopping, in the job's checkpoints."""
 
     carries_counts = True
-    """True since callbacks and module save their own counts by Lightning's hooks. So no search for counts is needed."""
+    """Always True, because callbacks and module save their own counts by Lightning's hooks. So no search for counts is
+    needed."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer

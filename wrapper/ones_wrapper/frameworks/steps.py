@@ -64,8 +64,8 @@ def check_ranks(job: Job, framework: str, theirs: int, on_cpus: str) -> None:
 
 
 def pass_over(job: Job, framework: str, what: str, given: str, how: str, known: bool = False) -> None:
-    """Log that a framework's own checkpoint is not loaded, since the job has a newer one. Raises ValueError if the job
-    has none, unless it is `known` that this job wrote the framework's checkpoint. `given` is what the script wrote,
+    """Log that a framework's own checkpoint is not loaded, because the job has a newer one. Raises ValueError if the
+    job has none, unless it is `known` that this job wrote the framework's checkpoint. `given` is what the script wrote,
     `how` says in the message how to load weights."""
     step = job.progress.step
     if not step and not known:

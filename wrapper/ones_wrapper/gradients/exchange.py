@@ -105,8 +105,8 @@ class Exchange(ABC):
 
     def finish(self) -> None:
         """Check, before an optimizer's step, that the gradients of this model were exchanged. It is not called for a
-        step with a closure, whose backward pass comes later. Raises RuntimeError if the last pass exchanged nothing:
-        the ranks' models would drift apart."""
+        step with a closure, because the closure runs the backward pass later. Raises RuntimeError if the last pass
+        exchanged nothing: the ranks' models would drift apart."""
         part = self._part
         if part is None or not part.last:
             return

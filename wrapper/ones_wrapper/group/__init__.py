@@ -23,11 +23,11 @@ from ones_wrapper.process.log import log
 T = TypeVar("T")
 
 TOGETHER = 64 << 20
-"""Most bytes of tensors in one message."""
+"""Largest number of bytes of tensors in one message."""
 
 
 class RankError(Exception):
-    """Error on all ranks, since a function failed on at least one; the message names these ranks and the reasons."""
+    """Error on all ranks, because a function failed on at least one; the message names these ranks and the reasons."""
 
 
 @dataclass(eq=False)

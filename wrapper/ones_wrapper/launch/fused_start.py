@@ -34,7 +34,7 @@ FUSED = "ONES_FUSED"
 """Variable with the file that names the jobs to train, for a script that trains other jobs."""
 MOST_BYTES = 1 << 20
 WAIT_S = 60.0
-"""Most seconds to wait for the companion's answer."""
+"""Longest wait for the companion's answer, in seconds."""
 
 
 @dataclass(frozen=True)

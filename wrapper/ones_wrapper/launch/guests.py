@@ -20,7 +20,7 @@ from ones_wrapper.protocol.standing import ORDER, StandingGuests, is_companions
 LOOK_S = 30.0
 """Seconds between two checks of Slurm's queue."""
 STOP_S = 5.0
-"""Most seconds to wait for the end of a Slurm command."""
+"""Longest wait for the end of a Slurm command, in seconds."""
 _TURN_S = 1.0
 _ACTS_S = 300.0
 """Seconds after its last mark in the spool for which a companion counts as active."""

@@ -25,7 +25,8 @@ from ones_wrapper.protocol import CHECKPOINTS
 NAME = "ones-pieces"
 """Name of the process that serves, as `ps -o comm` shows it."""
 STAY_S = 30.0
-"""Most seconds that a launcher whose block left keeps files that others need, besides the time for their bytes."""
+"""Longest time, in seconds, that a launcher keeps files for others after its block has left. The time to send the files
+is added."""
 STAY_BYTES_PER_S = 200e6
 _POLL_S = 0.1
 _SECRET_S = 60.0

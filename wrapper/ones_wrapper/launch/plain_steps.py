@@ -34,7 +34,7 @@ def start(env: Mapping[str, str] = os.environ) -> None:
 
 
 def stop() -> None:
-    """Stop counting, since the script reports by itself."""
+    """Stop counting, because the script reports by itself."""
     global _stop
     if _stop is not None:
         _stop()

@@ -21,7 +21,7 @@ from ones_wrapper.process.exit_codes import (
 )
 
 MOST_FORKS = 20
-"""Most starts in a row of a block's ranks after the loss of other blocks, without a newer checkpoint."""
+"""Largest number of starts in a row of a block's ranks after the loss of other blocks, without a newer checkpoint."""
 
 
 def fork_delay_s(row: int) -> float | None:
@@ -37,7 +37,8 @@ GOOD_S = 600.0
 """Seconds of training with other blocks after which a newer checkpoint counts as progress of this block."""
 _LONGEST_DELAY_S = 30.0
 _MOST_HALVINGS = 30
-"""Most restarts with halved passes. No batch needs as many; but a script may end with the same code itself."""
+"""Largest number of restarts with halved passes. No batch needs as many; but a script may end with the same code
+itself."""
 
 
 def script_failed(code: int) -> bool:
@@ -58,9 +59,9 @@ class RestartLimits:
     """Bounds on restarts and requeues."""
 
     retries: int = 3
-    """Most starts of the ranks in a row, after a crash, without a newer checkpoint."""
+    """Largest number of starts of the ranks in a row, after a crash, without a newer checkpoint."""
     requeues: int = 20
-    """Most requeues of the job by `ones-run`; requeues by the companion or by Slurm do not count."""
+    """Largest number of requeues of the job by `ones-run`; requeues by the companion or by Slurm do not count."""
 
 
 @dataclass(frozen=True)

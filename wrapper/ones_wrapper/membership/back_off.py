@@ -16,8 +16,8 @@ from ones_wrapper.membership.plan import Member
 AGAIN_S, MOST_AGAIN_S = 30.0, 600.0
 """Shortest and longest wait after a failure, in seconds; each further failure doubles the wait."""
 SOON_S = 60.0
-"""Seconds within which the loss of a new membership counts as a failure. The first loss causes no wait, since any node
-may fail."""
+"""Longest life, in seconds, of a membership whose loss counts as a failure. The first loss causes no wait, since any
+node may fail."""
 LOST = "lost.json"
 _MOST_BYTES = 1 << 16
 _MOST_COUNT = 100

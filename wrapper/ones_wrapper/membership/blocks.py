@@ -49,7 +49,7 @@ Tensors: TypeAlias = dict[str, torch.Tensor]
 Collected: TypeAlias = Callable[[], tuple[Tensors, dict[str, Any]]]
 """Function that returns the state: its tensors, and the rest."""
 TakeOver: TypeAlias = Callable[[dict[str, Any], Tensors], None]
-"""Function that loads the rest of a state from `Collected`, whose tensors have already been received."""
+"""Function that loads the rest of a state. The state's tensors are given too; they have already been received."""
 
 VERDICT_S = 30.0
 """Seconds that a new rank waits for the leader's decision on a change, in addition to the time to send the state."""
@@ -57,9 +57,9 @@ LOOK_S = 0.5
 """Seconds after which the first rank of a joining block reports to the block's other ranks, even if there is no
 plan."""
 GIVE_UP_S = 2.0
-"""Most seconds that a rank takes to announce the loss of other ranks."""
+"""Longest time, in seconds, that a rank takes to announce the loss of other ranks."""
 THROUGH_S = 10.0
-"""Most seconds for which a leader that leaves keeps its board for the other ranks."""
+"""Longest time, in seconds, for which a leader that leaves keeps its board for the other ranks."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ class Blocks:
         return plan
 
     def close(self) -> None:
-        """Stop the threads of the membership, since training has finished or this block leaves."""
+        """Stop the threads of the membership, because training has finished or this block leaves."""
         self.link.stop()
         if self._coordinator is not None:
             self._coordinator.stop()

@@ -108,7 +108,7 @@ class Board(StoreClient):
         return int(self.ask("add", key.encode(), b"%d" % more)[0])
 
     def forget(self, past: Callable[[str], bool]) -> None:
-        """Remove the texts, and the groups' stores, whose names satisfy `past`. Raises `StoreLostError`."""
+        """Remove the texts and the stores of groups for whose names `past` returns True. Raises `StoreLostError`."""
         keys = self.ask("keys", b"")
         if old := [key for key in keys if past(key.decode(errors="replace").split("/")[0])]:
             self.ask("delete", *old)

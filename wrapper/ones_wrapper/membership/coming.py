@@ -87,7 +87,8 @@ def find_coming(folder: HotFolder, leader: Leader | None) -> Coming | None:
 
 
 def read_coming(board: Board) -> Coming | None:
-    """Return the announcement with which the board's term began; None if there was none. Raises `StoreLostError`."""
+    """Return the announcement with which the board's term began; None if the term was not announced. Raises
+    `StoreLostError`."""
     text = board.read(GATHER)
     return Coming.decode(json.loads(text)) if text else None
 

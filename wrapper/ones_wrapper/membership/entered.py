@@ -105,8 +105,8 @@ class Entered:
                 raise NotWantedError(_ELSEWHERE)
 
     def set_up(self, group: Group) -> None:
-        """Take over control group and device from `group`, since torch.distributed is set up only after the ranks have
-        met."""
+        """Take over control group and device from `group`, because torch.distributed is set up only after the ranks
+        have met."""
         mine = self.group
         assert isinstance(mine, TorchGroup) and isinstance(group, TorchGroup)
         connections.keep(mine.control)

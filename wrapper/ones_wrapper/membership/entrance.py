@@ -57,8 +57,8 @@ class FoundBlocks:
 
 
 def come_in(group: TorchGroup, job_dir: Path, block: Block, env: Mapping[str, str]) -> FoundBlocks:
-    """Find the job's leader, become it, or begin a term with announced blocks, whose ranks are then in `group`.
-    Collective over the block. Raises `NotWantedError` if the job is over, and `StoreLostError`."""
+    """Find the job's leader, become it, or begin an announced term. In the last case `group` then has the ranks of all
+    announced blocks. Collective over the block. Raises `NotWantedError` if the job is over, and `StoreLostError`."""
     folder, address = HotFolder(job_dir, block.array), node_name(env)
     hosted: list[Board] = []
     folder.prepare()
@@ -140,7 +140,7 @@ def wait_for_term(group: TorchGroup, found: FoundBlocks, link: Link, leaving: Ca
 
 
 def say_ready(board: Board, me: Member) -> None:
-    """Post that block `me` can join, since its ranks send heartbeats. Called on its first rank. Raises
+    """Post that block `me` can join, because its ranks send heartbeats. Called on its first rank. Raises
     `StoreLostError`."""
     board.put(f"join-{me.uid}", encode(me))
     board.put(f"ready-{me.uid}", "1")

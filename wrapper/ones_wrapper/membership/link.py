@@ -21,8 +21,8 @@ from ones_wrapper.network.client import StoreLostError, rest_idle
 from ones_wrapper.network.server import HOST
 
 LOOK_S = 0.1
-"""Most seconds that the thread waits for pushed texts. After each wait it checks whether its block is asked to end, and
-runs the coordinator."""
+"""Longest time, in seconds, that the thread waits for pushed texts. After each wait it checks whether its block is
+asked to end, and runs the coordinator."""
 LEADER_S = 20.0
 """Seconds without a heartbeat after which the leader counts as lost. This is longer than for other ranks, since all
 blocks start again after this loss, and since the leader's script may hold the interpreter's lock."""

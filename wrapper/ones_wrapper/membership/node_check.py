@@ -31,7 +31,7 @@ from ones_wrapper.process.log import log
 from ones_wrapper.protocol.fields import build, types_of
 
 CHECK_S = 10.0
-"""Most seconds for the whole check."""
+"""Longest time of the whole check, in seconds."""
 SLOWER = 4.0
 """A node is unfit if its time is above this multiple of the other nodes' median, and above `NOISE_S`."""
 NOISE_S = {"cpu": 0.5, "cuda": 0.02}

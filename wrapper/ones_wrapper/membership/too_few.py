@@ -18,7 +18,7 @@ from ones_wrapper.process.hooks import FLAGS
 from ones_wrapper.process.log import log
 
 WAIT_S = 1800.0
-"""Most seconds to wait. After that the strategy's error ends the ranks."""
+"""Longest wait, in seconds. After that the strategy's error ends the ranks."""
 _LOOK_S = 0.1
 
 
@@ -41,7 +41,7 @@ def wait_for_others(group: TorchGroup, blocks: Blocks) -> None:
 
 def wait(group: TorchGroup, blocks: Blocks, requests: OwnerRequests) -> int:
     """Return the exit code with which this rank must end; 0 if no block came. Collective. Raises the errors of
-    `wait_for_others`. If a block is asked to end it does so at once, since no block trains; the other blocks start
+    `wait_for_others`. If a block is asked to end it does so at once, because no block trains; the other blocks start
     again."""
     until = time.monotonic() + WAIT_S
     while True:

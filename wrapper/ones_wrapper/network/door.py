@@ -22,11 +22,11 @@ from ones_wrapper.network.secret import JobSecret
 from ones_wrapper.process.log import log
 
 UNPROVEN = 256
-"""Most connections without a proof. Above that, the address with the most of them loses its oldest one."""
+"""Largest number of connections without a proof. Above that, the address with the most of them loses its oldest one."""
 _AT_ONCE = 64
-"""Most connections that are accepted in a row before earlier callers are served."""
+"""Largest number of connections that are accepted in a row before earlier callers are served."""
 _NAMED = 100
-"""Most addresses that are named in the log."""
+"""Largest number of addresses that are named in the log."""
 
 
 def listen(host: str) -> socket.socket:
@@ -143,7 +143,7 @@ class Door:
             self._selector.register(connection, selectors.EVENT_READ)
 
     def _make_room(self) -> None:
-        """Close the oldest connection without a proof, since there are no more file descriptors; without one, sleep a
+        """Close the oldest connection without a proof, because there are no more file descriptors; without one, sleep a
         moment."""
         if oldest := next(iter(self._strangers.values()), None):
             self._hang_up(oldest, "there are no file descriptors left")

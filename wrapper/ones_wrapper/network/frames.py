@@ -8,7 +8,7 @@ from contextlib import suppress
 
 _LENGTH = struct.Struct("!I")
 MOST = 64 << 20
-"""Most bytes of a message between processes that have proved themselves."""
+"""Largest number of bytes of a message between processes that have proved themselves."""
 
 READ = 1 << 16
 """Bytes of one read. With 128 KiB or more, glibc would map and unmap memory for each buffer."""
@@ -55,7 +55,7 @@ class Frames:
 
     def __init__(self, most: int = MOST) -> None:
         self.most = most
-        """Most bytes of a message."""
+        """Largest number of bytes of a message."""
         self._bytes = bytearray()
 
     def feed(self, data: bytes) -> None:

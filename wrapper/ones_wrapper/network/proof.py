@@ -24,7 +24,7 @@ from ones_wrapper.network.secret import JobSecret
 PROOF_S = 2.0
 """Seconds that a proof may take."""
 MOST_UNPROVEN = 1024
-"""Most bytes of a message from an unproven caller."""
+"""Largest number of bytes of a message from an unproven caller."""
 _MAGIC = b"ones network 1"
 _NONCE = 32
 _MOST_NAME = 200

@@ -24,9 +24,9 @@ HOST, MEMBER, MEET = "host", "member", "meet"
 """Roles of a connection: host of a place, which ends with it; member of a place with a host; member of a place without
 one."""
 _TURN_S = 1.0
-"""Most seconds between two checks for a suspension of this process."""
+"""Longest time, in seconds, between two checks for a suspension of this process."""
 _MOST_UNREAD = 4 * MOST
-"""Most bytes that a member may leave unread, before its connection is closed."""
+"""Largest number of bytes that a member may leave unread, before its connection is closed."""
 _servers: weakref.WeakSet[StoreServer] = weakref.WeakSet()
 
 

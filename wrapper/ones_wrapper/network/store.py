@@ -34,7 +34,7 @@ class GroupStore(Store):
         return (self._begin + key).encode()
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Set the most time for which `get` and `wait` wait."""
+        """Set the longest time for which `get` and `wait` wait."""
         self._timeout_s = timeout.total_seconds()
 
     def set(self, key: str, value: str | bytes) -> None:
@@ -99,7 +99,7 @@ def _bytes(value: str | bytes) -> bytes:
 
 
 def native_store(store: Store, host: str, rank: int, timeout_s: float) -> Store:
-    """Return a TCPStore of torch for NCCL, whose threads use the store at any time. A Python store would wait for the
+    """Return a TCPStore of torch for NCCL. NCCL's threads use the store at any time. A Python store would wait for the
     interpreter's lock, which can keep a group from ending (pytorch#56297). Rank 0 serves the TCPStore at this node's
     address `host`. The address, and a random prefix for keys, are sent over `store`."""
     timeout = timedelta(seconds=timeout_s)

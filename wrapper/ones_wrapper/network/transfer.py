@@ -36,7 +36,7 @@ from ones_wrapper.network.secret import JobSecret
 T = TypeVar("T")
 
 TIMEOUT_S = 20.0
-"""Most seconds without a byte on a connection."""
+"""Longest time, in seconds, without a byte on a connection."""
 ALIVE_S = 2.0
 """Seconds between two bytes by which a new rank reports that it is alive."""
 SLOWEST = 50e6
@@ -44,12 +44,12 @@ SLOWEST = 50e6
 Ethernet."""
 _ALIVE, _DONE = b".", b"1"
 SENDERS = 4
-"""Most ranks that send to one new rank."""
+"""Largest number of ranks that send to one new rank."""
 _HEAD = struct.Struct("!IQ")
 _MOST_HEADER = 64 << 20
 _MOST_REST = 1 << 40
 _VECTOR = 256
-"""Most buffers that are given to the kernel in one call."""
+"""Largest number of buffers that are given to the kernel in one call."""
 
 
 def patience_s(size: int, timeout_s: float = TIMEOUT_S) -> float:

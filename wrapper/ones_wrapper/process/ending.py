@@ -29,8 +29,8 @@ from ones_wrapper.process.hooks import CHECKPOINT, FLAGS, LOOK, STOP, drop_exit_
 from ones_wrapper.process.log import log
 
 LONGEST_S = 10.0
-"""Most seconds in which a rank ends while others wait for it: in a resize, a stop, or after an error. Slurm kills
-processes 30 s after its signal (KillWait). The end of a finished script has no limit."""
+"""Longest time, in seconds, in which a rank ends while others wait for it: in a resize, a stop, or after an error.
+Slurm kills processes 30 s after its signal (KillWait). The end of a finished script has no limit."""
 
 
 _FILE: type = io.IOBase.__mro__[1]

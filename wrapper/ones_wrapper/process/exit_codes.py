@@ -6,7 +6,7 @@ import signal
 from collections.abc import Sequence
 
 USAGE_ERROR = 2
-"""Nothing was started, since an option or requirement is missing or contradictory."""
+"""Nothing was started, because an option or requirement is missing or contradictory."""
 
 STOP_CODE = 128 + signal.SIGTERM
 """A signal stopped the run before training was finished, which Slurm should see."""

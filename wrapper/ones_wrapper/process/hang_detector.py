@@ -20,7 +20,7 @@ _FOR_EVER = timedelta(days=365)
 
 
 def limit_s(env: Mapping[str, str]) -> float:
-    """Return the most seconds that a rank may take from one step boundary to the next; 0 for no limit."""
+    """Return the longest time, in seconds, that a rank may take from one step boundary to the next; 0 for no limit."""
     try:
         seconds = float(env.get("ONES_HANG_S") or HANG_S)
     except ValueError:
@@ -104,7 +104,7 @@ def beat() -> None:
 
 
 def pause() -> None:
-    """Stop watching until the next beat, since training has finished or the next action may take any time."""
+    """Stop watching until the next beat, because training has finished or the next action may take any time."""
     if _own is not None:
         _own[0].beat(_own[1], 0.0)
 

@@ -45,7 +45,7 @@ class Flags:
         self.leaving = False
         """True if other processes wait for the end of this one although its exit code is 0."""
         self.tested = False
-        """True if this is a rank of `testing`, whose body leaves its loop to continue at another world size."""
+        """True if this is a rank of `testing`. A test's body leaves its loop to continue at another world size."""
         self._quiet_until = 0.0
         self.scripts: dict[int, Callable[[int, FrameType | None], object]] = {}
         """The script's own handlers by signal, which are called after ours."""
@@ -98,7 +98,7 @@ class Flags:
             self._call_script(number, None)
 
     def checkpoint_taken(self) -> None:
-        """Clear the request for a checkpoint, since one was written."""
+        """Clear the request for a checkpoint, because one was written."""
         self.checkpoint = False
         self._quiet_until = time.monotonic() + QUIET_S
 
@@ -168,7 +168,7 @@ _CODES = {Fault.DEVICE: DEVICE_FAILED, Fault.CONFIGURATION: USAGE_ERROR}
 
 
 def run_exit_hooks(code: int, note: str) -> None:
-    """Call the exit hooks, since the script has ended. Further calls do nothing."""
+    """Call the exit hooks, because the script has ended. Further calls do nothing."""
     with suppress(BaseException):  # whatever a handler of the script raises, the exit hooks follow
         FLAGS.call_waiting()
     callbacks = _callbacks[:]
@@ -203,7 +203,7 @@ _HANDLERS = {("submitit", "checkpoint_and_try_requeue"): _SUBMITIT} | {
     for name in ("_slurm_sigusr_handler_fn", "_sigterm_handler_fn")
 }
 _DEEP = 4
-"""Most levels of nested handlers that are searched."""
+"""Largest number of levels of nested handlers that are searched."""
 
 
 def requeue_conflict(env: Mapping[str, str] = os.environ) -> str:

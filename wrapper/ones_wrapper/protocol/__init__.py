@@ -121,14 +121,14 @@ class Spec:
     max_batch: int
     """Largest global batch the job takes."""
     max_local_batch: int
-    """Most samples per GPU per forward pass. The job lowers this number if a GPU runs out of memory."""
+    """Largest number of samples per GPU per forward pass. The job lowers this number if a GPU runs out of memory."""
     dataset: int
     """Samples in an epoch; 0 if unknown."""
     epochs: int
     """Number of epochs to train; 0 if unknown."""
     max_passes: int = 1
-    """Most accumulation steps (forward passes) per optimizer step. So the largest global batch is `max_passes` ×
-    `max_local_batch` × world size."""
+    """Largest number of accumulation steps (forward passes) per optimizer step. So the largest global batch is
+    `max_passes` × `max_local_batch` × world size."""
     term: int = 0
     """Number of the present leader's term in a job of blocks; its reports have this number in place of the restart
     count."""

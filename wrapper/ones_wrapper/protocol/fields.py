@@ -13,16 +13,16 @@ from reprlib import repr as short  # `repr` of nested lists may need more stack 
 from typing import Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 MAX_TEXT = 1_000
-"""Most characters of a text field."""
+"""Largest number of characters of a text field."""
 MAX_BLOCKS = 512
-"""Most blocks of a job."""
+"""Largest number of blocks of a job."""
 MAX_INT = 2**53
 """Largest absolute value of a number: the largest integer that all JSON readers represent exactly."""
 TINY = 1e-99
 """Smallest absolute value of a number that is not 0. Smaller ones are read as 0, since PostgreSQL refuses products that
 are too small for a float."""
 MAX_ROWS = 256
-"""Most items of a list, unless the items are integers (`MAX_BLOCKS`)."""
+"""Largest number of items of a list, unless the items are integers (`MAX_BLOCKS`)."""
 
 T = TypeVar("T")
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 
 MOST = 100_000
-"""Most hosts in a list; no cluster has as many."""
+"""Largest number of hosts in a list; no cluster has as many."""
 LONGEST = 1 << 20
-"""Most characters of a list."""
+"""Largest number of characters of a list."""
 LONGEST_NAME = 255
-"""Most characters of a host's name."""
+"""Largest number of characters of a host's name."""
 
 _PART = re.compile(r"([^\[\],]*)(?:\[([0-9,\-]*)\])?")
 _NUMBER = re.compile(r"[0-9]{1,18}")

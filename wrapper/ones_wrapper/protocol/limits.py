@@ -18,8 +18,8 @@ MOST_GPUS = 256
 """Largest number of GPUs for which a strategy reports limits, unless the job has more."""
 MAX_NOTES = 16
 MAX_NOTE = 100
-"""Most characters of each text in `carries` and `resets`, and of a strategy's name; `MAX_NOTES` is the most texts in
-each."""
+"""Largest number of characters of each text in `carries` and `resets`, and of a strategy's name; `MAX_NOTES` is the
+largest number of texts in each."""
 
 
 @dataclass(frozen=True)

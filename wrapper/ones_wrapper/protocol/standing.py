@@ -199,7 +199,7 @@ class StandingGuests:
         return self._most > 0
 
     def _without_base(self, lines: Sequence[QueueLine], queue: GuestQueue) -> None:
-        """Let the next base block start now, since no base block runs."""
+        """Let the next base block start now, because no base block runs."""
         own = self._startable(lines, queue, lent=False)
         if own:
             first = min(own, key=lambda one: (not self._waits_for_a_time(one), one.task))

@@ -24,14 +24,14 @@ from ones_wrapper.script.stuck import fewer_passes
 SHARE = 0.01
 """Largest share of a step's time that agreements may take, while they are at most `LONGEST_S` apart."""
 LONGEST_S = 1.0
-"""Most seconds between two agreements, if steps are shorter."""
+"""Longest time, in seconds, between two agreements, if steps are shorter."""
 EVERY_S = 0.1
 """Seconds between two agreements that cost little, unless that is more than `MOST_LEFT_OUT` + 1 steps. A request waits
 at most this long, or one step."""
 MOST_LEFT_OUT = 3
-"""Most consecutive boundaries without an agreement because of `EVERY_S`."""
+"""Largest number of consecutive boundaries without an agreement because of `EVERY_S`."""
 HELD_S = 30.0
-"""Most seconds for which requests are delayed because gradients have not been used by an optimizer."""
+"""Longest time, in seconds, for which requests are delayed because gradients have not been used by an optimizer."""
 _ASKS = 2**32
 """Number that a rank with a request adds to the first integer of the agreement. The remainder modulo this number is
 rank 0's n."""
@@ -55,7 +55,7 @@ class Agreement:
     measure: bool
     """True if the measurements of the gradient noise are added up now."""
     behind: bool
-    """True if a checkpoint may be written in the background, since no request waits for it."""
+    """True if a checkpoint may be written in the background, because no request waits for it."""
     plan: int = 0
     """Generation of the newest plan in a job of blocks; 0 for none."""
     change: int = 0

@@ -63,7 +63,7 @@ class Keeping:
         self._progress.take_over(loaded.progress)
 
     def load_again(self) -> None:
-        """Load the same checkpoint again, since the script has overwritten its state; does nothing if none was
+        """Load the same checkpoint again, because the script has overwritten its state; does nothing if none was
         loaded."""
         if self.loaded and self.state is not None:
             with self._loop.exchanges.thawed():
@@ -144,7 +144,7 @@ class Keeping:
         self.report_finished()
 
     def rescue(self, state: SavedState, refuse: Callable[[], str]) -> None:
-        """Write a checkpoint from this rank only, since others are lost (`Checkpoints.rescue`). Not collective."""
+        """Write a checkpoint from this rank only, because others are lost (`Checkpoints.rescue`). Not collective."""
         progress = self._progress
         if self._saved == progress:
             return

@@ -108,7 +108,7 @@ def largest(fits: Callable[[int], bool], most: int, unit: int = 1) -> int:
 @contextmanager
 def keep_for_first_step(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[None]:
     """Context that occupies as much memory as the first steps will allocate. Moments count only for parameters without
-    optimizer state, since a loaded checkpoint has allocated the others."""
+    optimizer state, because a loaded checkpoint has allocated the others."""
     coming = [
         torch.empty_like(parameter.to_local() if isinstance(parameter, DTensor) else parameter.detach())
         for optimizer in optimizers

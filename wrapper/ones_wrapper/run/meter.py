@@ -139,7 +139,7 @@ class Meter:
             self._seconds += self._clock() - began
 
     def forget(self) -> None:
-        """Drop what is not reported yet, since reading it would wait for a device that hangs."""
+        """Drop what is not reported yet, because reading it would wait for a device that hangs."""
         self._latest, self._pending = None, []
         self._epoch, self._interval = Losses(), Losses()
 

@@ -98,7 +98,7 @@ class Records:
             log(f"the loss is not a finite number (by step {report.step}); training goes on, and it is reported")
 
     def flush(self) -> None:
-        """Send the report of the present interval, since no step follows, or one with another batch."""
+        """Send the report of the present interval, because no step follows, or one with another batch."""
         self._send_interval(self.meter.flush())
 
     def note(self, note: str) -> None:
@@ -207,7 +207,7 @@ class Records:
             self.trace.ranks_changed(plan.term, self._group.rank, self._group.world, plan.generation)
 
     def stop_leading(self, note: str) -> None:
-        """Send the last report of this rank, since another rank reports from now on."""
+        """Send the last report of this rank, because another rank reports from now on."""
         self.bye("moved", 0, note)
         self._writer = None
         self._series.close()
@@ -257,7 +257,7 @@ class TraceWriter:
     def __init__(self, path: Path, common: dict[str, int], beforehand: bool) -> None:
         self._path, self._common = path, common
         self.beforehand = beforehand
-        """True if a step's line is written when the step begins, since this rank may die after others got its
+        """True if a step's line is written when the step begins, because this rank may die after others got its
         gradients."""
 
     @classmethod

@@ -64,7 +64,7 @@ def as_found(spec: Spec, world: int, found: LargestBatch | None) -> Spec:
 
 
 def limits_again(strategy: Strategy | None, spec: Spec, group: Group) -> StrategyLimits | None:
-    """Return the strategy's limits once more, since it now knows the models. Not collective."""
+    """Return the strategy's limits once more, because it now knows the models. Not collective."""
     if strategy is None or spec.limits is None:
         return spec.limits
     limits = strategy.limits(spec, max(MOST_GPUS, group.world), group.gpus_per_node)

@@ -15,7 +15,7 @@ from ones_wrapper.protocol.growth import efficiency
 MEASURE_S = 30.0
 """Seconds of training after which the log names the speed that a resize brought."""
 _SHOWN = 16
-"""Most ranks whose shares are listed in a line."""
+"""Largest number of ranks whose shares are listed in a line."""
 _WARM_UP = 2
 """Number of steps after a resize that are not measured."""
 
@@ -111,7 +111,7 @@ class ResizeLog:
             self._speak(old, new, step, pause_s, gain, before_it)
 
     def batch_changed(self) -> None:
-        """Drop the measurements so far, since they are of another batch."""
+        """Drop the measurements so far, because they are of another batch."""
         if self._waits is None:
             self._useful = self._seconds = 0.0
 

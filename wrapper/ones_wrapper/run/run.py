@@ -300,7 +300,7 @@ class Run:
         self.finish()
 
     def finish(self) -> None:
-        """Write the last checkpoint, since training has finished. From now on a signal ends the script at once."""
+        """Write the last checkpoint, because training has finished. From now on a signal ends the script at once."""
         if self.finished_before:
             text = mistakes.finished(self.progress.epoch, self.sizes.spec.epochs, self.progress.left >= 0)
             self.group.say(text)
@@ -337,7 +337,7 @@ class Run:
         return classified
 
     def _ended(self, code: int, note: str) -> None:
-        """End the run, since the script has ended. Not collective, as other ranks may be lost."""
+        """End the run, because the script has ended. Not collective, as other ranks may be lost."""
         FLAGS.armed = False
         if not self.ranks.ended(code):
             return

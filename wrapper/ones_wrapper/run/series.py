@@ -57,7 +57,7 @@ class Series:
             log(f"init: series: {type(error).__name__}: {str(error)[:300]}; nothing more is written to this logger")
 
     def close(self) -> None:
-        """Close the logger, since another rank writes the series from now on. A thread does this while training
+        """Close the logger, because another rank writes the series from now on. A thread does this while training
         continues. At the end of a script loggers close themselves."""
         self._opened = None
         for name in ("finish", "end_run", "close"):

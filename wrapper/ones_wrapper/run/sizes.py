@@ -175,7 +175,7 @@ class StepSizes:
         return True
 
     def batch_fixed(self) -> None:
-        """Write the spec again if the strategy's limits have changed, for example since its batch is fixed now."""
+        """Write the spec again if the strategy's limits have changed, for example because its batch is fixed now."""
         strategy, limits = self._settings.strategy, self.spec.limits
         if strategy is None or limits is None:
             return
@@ -185,7 +185,7 @@ class StepSizes:
             self.write_spec()
 
     def ranks_changed(self, generation: int, max_local: int, batch: int, order: int | None) -> None:
-        """Continue with new ranks, whose devices hold passes of `max_local` samples. If `batch` is not 0, use it from
+        """Continue with new ranks. Their devices hold passes of `max_local` samples. If `batch` is not 0, use it from
         now on."""
         self.generation = generation
         self._found(replace(self.spec, max_local_batch=max_local))

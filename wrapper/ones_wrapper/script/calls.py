@@ -102,7 +102,7 @@ def _watched(owner: Any, name: str, look: Look) -> Any:
 
 
 def _replace(calls: list[tuple[Any, str, Any]]) -> None:
-    """Replace functions by those that watch them, in their modules and in all modules that imported them by name."""
+    """Replace functions by functions that watch them, in their own modules and in all modules that imported them."""
     by_name: dict[str, list[Any]] = {}
     for owner, name, call in calls:
         setattr(owner, name, call)

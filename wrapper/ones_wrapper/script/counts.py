@@ -17,7 +17,7 @@ from ones_wrapper.script.line import is_script, variables
 from ones_wrapper.script.source import kept, renewed
 
 _FEW, _LONG = 100, 10_000
-"""Most items of a list or dict that is searched: the first number for counts, the second for tensors."""
+"""Largest number of items of a list or dict that is searched: the first number for counts, the second for tensors."""
 _PLAIN = ("__main__", "types", "argparse")
 """Modules of classes that are searched even if they have no methods of the script, such as SimpleNamespace and
 Namespace."""
@@ -55,7 +55,7 @@ def flat(values: Iterable[Any], most: int = _LONG) -> list[Any]:
 
 
 def attributes(thing: Any) -> dict[str, Any]:
-    """Return the attributes in an object's `__dict__`; none if it has no `__dict__`."""
+    """Return the attributes in an object's `__dict__`; empty if it has no `__dict__`."""
     return getattr(thing, "__dict__", None) or {}
 
 
@@ -90,7 +90,7 @@ _HELD: dict[type, Callable[[Any], Any]] = {
     np.random.Generator: lambda one: one.bit_generator.state,
     random.Random: lambda one: one.getstate(),
 }
-"""Function for each type, whose result differs once an object of the type was changed."""
+"""Dict from a type to a function of its objects. The function's result differs once an object was changed."""
 
 
 def _arrays(held: Any) -> bool:

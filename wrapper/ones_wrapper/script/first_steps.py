@@ -122,7 +122,7 @@ COUNTER = (
     "shorter epochs a smaller dataset"
 )
 _FEW = 100
-"""Most objects of one class that are searched; a script may hold millions of samples."""
+"""Largest number of objects of one class that are searched; a script may hold millions of samples."""
 
 
 class FirstSteps:
@@ -179,7 +179,7 @@ class FirstSteps:
         return [one.register_load_state_dict_post_hook(loaded) for one in hooked]
 
     def close_setup(self) -> None:
-        """Remove the hooks that notice loaded states, since training begins."""
+        """Remove the hooks that notice loaded states, because training begins."""
         for handle in self._watches:
             handle.remove()
 
@@ -319,8 +319,8 @@ class FirstSteps:
         return ("has a state", "register_for_checkpointing") if lost else None
 
     def _is_average(self, thing: Any) -> bool:
-        """Return True if an object seems to be an average of weights or a replay buffer: by its class name, or since it
-        has a tensor for each trained parameter's shape."""
+        """Return True if an object seems to be an average of weights or a replay buffer: by its class name, or because
+        it has a tensor for each trained parameter's shape."""
         held, kind = flat(attributes(thing).values()), type(thing)
         if _AVERAGE.search(kind.__name__) or (_BUFFER.search(kind.__name__) and codes(kind)):
             return any(isinstance(one, (torch.Tensor, torch.nn.Module, np.ndarray)) for one in held)

@@ -23,8 +23,8 @@ def stepper(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
 
 
 def shown(optimizer: torch.optim.Optimizer) -> list[Any]:
-    """Return the first and the last trained parameter of an optimizer, whose hooks notice backward passes. One is not
-    enough, since a loss may not use it."""
+    """Return the first and the last trained parameter of an optimizer, for hooks that notice backward passes. One
+    parameter is not enough, because a loss may not use it."""
     trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad and p.is_leaf]
     return list({id(p): p for p in (*trained[:1], *trained[-1:])}.values())
 

@@ -1,4 +1,4 @@
-"""Detection of ranks that wait for each other for ever, since one made fewer backward passes than another.
+"""Detection of ranks that wait for each other for ever, because one made fewer backward passes than another.
 
 For example a rank skips a loss, or has one micro-batch less: it is at its next step boundary, while the others wait for
 its gradients. Each rank counts the gradient exchanges that it began. A rank without progress writes its counts to a

@@ -185,8 +185,8 @@ class DecentLam(ApartStrategy):
         return not isinstance(self.topology, str)
 
     def _degree(self, world: int) -> int | None:
-        """Return the most messages that a rank sends in a step; None if the topology cannot have this number of
-        ranks."""
+        """Return the largest number of messages that a rank sends in a step; None if the topology cannot have this
+        number of ranks."""
         if isinstance(self.topology, str):
             return degree(self.topology, world)
         try:

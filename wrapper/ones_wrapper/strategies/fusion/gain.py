@@ -57,7 +57,7 @@ class Gain:
 
 
 class NoGainError(ValueError):
-    """Error: fusing is refused, since it is not faster here. `gain` is the measurement."""
+    """Error: fusing is refused, because it is not faster here. `gain` is the measurement."""
 
     def __init__(self, gain: Gain) -> None:
         super().__init__(f"fuse: {gain}; train each member by itself, or more of them at once")

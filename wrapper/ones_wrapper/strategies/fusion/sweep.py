@@ -60,8 +60,8 @@ class Sweep:
         return Path(self._rows[name].folder)
 
     def left(self) -> list[str]:
-        """Return the members to stop, since their jobs were cancelled or started by themselves. Each is returned once,
-        and again after a restart. These members are removed from `members`, since this job does not write their
+        """Return the members to stop, because their jobs were cancelled or started by themselves. Each is returned
+        once, and again after a restart. These members are removed from `members`, since this job does not write their
         results."""
         order = self._orders.poll()
         named = {str(one.job_id) for one in order.members or ()} if order is not None else set()
@@ -78,7 +78,7 @@ class Sweep:
         return gone
 
     def alone(self) -> None:
-        """Train only the script's own member, since fusing is not faster. The other jobs then start by themselves."""
+        """Train only the script's own member, because fusing is not faster. The other jobs then start by themselves."""
         for name in [one for one in self._trains if one != self._own]:
             self._drop(name)
         self.members, self._gone = {self._own: self.members[self._own]}, []

@@ -215,5 +215,6 @@ class Ring(Strategy):
 
 
 def _key() -> int:
-    """Return 64 random bits. They are equal on all ranks of a ring, whose generators are seeded alike in each step."""
+    """Return 64 random bits. They are equal on all ranks of a ring, because these seed their generators alike in each
+    step."""
     return int(torch.randint(-(1 << 63), (1 << 63) - 1, ()).item())
