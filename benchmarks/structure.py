@@ -3,8 +3,8 @@
     python -m benchmarks.structure [--before DIR] [--json FILE]
 
 prints a Markdown table. The three packages are counted without the history of migrations, and next to them the Python
-files of the tests. Imports inside functions and for type checking count as arrows. A room is a folder or a loose module
-of `slurm_ones`; `ones_db` and `ones_wrapper` are one room each.
+files of the tests. Imports inside functions and for type checking count as arrows. The table's "rooms" are the
+packages and loose modules of `slurm_ones`, and the whole packages `ones_db` and `ones_wrapper`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def arrows_of(checkout: Path) -> Arrows:
 
 
 def room(module: str) -> str:
-    """The room that a module stands in."""
+    """The package or loose module of `slurm_ones`, or else the top package, that has this module."""
     parts = module.split(".")
     return ".".join(parts[:2]) if parts[0] == "slurm_ones" else parts[0]
 

@@ -36,7 +36,7 @@ def words(x: int, y: int, text: str, anchor: str = "start") -> str:
 
 
 def picture() -> str:
-    """The SVG: Slurm above, the rooms of a tick in a row, the job database and the job below."""
+    """The SVG: Slurm above, the steps of a tick in a row, the job database and the job below."""
     lines = [HEAD]
     lines += box(20, 10, 880, 50, "Slurm", "starts each job at the shape that it has now", "#eceff1")
     for number, (room, below) in enumerate(ROOMS.items()):

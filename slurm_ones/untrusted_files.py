@@ -110,8 +110,9 @@ def directory_of(path: Path, uid: int, whose: str = "the job's user") -> Iterato
     """Open the directory at `path` and yield its descriptor. It must belong to `uid`, whom `whose` describes, and be no
     link.
 
-    Raises FileNotFoundError if it does not exist, `NotBelieved` if it is something else. A link in the path before it
-    is followed, since sites use such links. It can only lead to another directory of the same user.
+    Raises FileNotFoundError if it does not exist. Raises `NotBelieved` if `path` is relative, is no directory, is a
+    link, belongs to another user or cannot be opened. Links among the directories above it are followed, since
+    sites use such links. They can only lead to another directory of the same user.
     """
     if not path.is_absolute():
         raise NotBelieved(f"{str(path)!r:.200}: not an absolute path")
@@ -171,7 +172,7 @@ def _check(name: str, info: os.stat_result, uid: int) -> None:
 
 def read_files(path: Path, uid: int, parts: Sequence[Part]) -> list[Found]:
     """Read parts of files in the directory at `path`, all owned by `uid`. Raises FileNotFoundError if the directory
-    does not exist, `NotBelieved` if it is something else."""
+    does not exist, `NotBelieved` if it cannot be opened or is not the user's (see `directory_of`)."""
     found: list[Found] = _run(_parts, path, uid, parts)
     return found
 

@@ -104,7 +104,7 @@ class CachedJob:
 
 MIXED = Shape(-1, -1)
 MARGIN = 0.1
-"""Tolerance for the clock: share of a sample that may seem to lie before a change of blocks."""
+"""Tolerance for clocks: largest share of a throughput sample's duration that may lie before a change of blocks."""
 
 
 def size_of(member: MembershipRecord) -> Shape:

@@ -123,9 +123,9 @@ def read_reports(
     """Return a run's new reports and the problems with them, in words. They begin at byte `offset` of the file, and
     have numbers above `after`.
 
-    Lines that are malformed, out of order, repeated, from the future, outside their run, or cut short in mid-file are
-    dropped. A last line without newline waits for the next read, as do lines beyond `most` or `highest_number`. A
-    dropped line from the future still uses up its number. Raises `NoAnswer`.
+    Lines that are malformed, out of order, repeated, from the future, or cut short in mid-file are dropped. So are
+    measurements from outside the run (see `_within_run`). A last line without newline waits for the next read, as do
+    lines beyond `most` or `highest_number`. A dropped line from the future still uses up its number. Raises `NoAnswer`.
     """
     data, spec, problem = _piece(job, restart, offset)
     lines, used, number, fault = _lines(data, job, restart, after, now, most, others)
@@ -158,9 +158,11 @@ def _piece(job: WholeJob, restart: int, offset: int) -> tuple[bytes, Spec | None
 
 
 def _within_run(lines: Sequence[ReportLine], job: WholeJob, restart: int, now: float) -> tuple[list[ReportLine], str]:
-    """Return the lines whose times lie within their run by Slurm's clock, and the problems of the other lines in words.
+    """Compare reports with the start and end of their run by Slurm's clock. Return the lines to use, and a problem in
+    words ("" if there is none).
 
-    A measurement from outside the run is dropped. Any other report is kept with its time moved into the run.
+    A Throughput or Epoch report from outside the run is dropped, and so is a Throughput report of more seconds than the
+    run has lasted. Any other report from outside the run is kept, with the nearest time within the run.
     """
     known = restart == job.restart and not job.pending
     start = job.run_start if known else 0.0

@@ -91,8 +91,8 @@ class OnesOptions:
     borrowed: bool = True
     """True to take preemptions of guests into account; False to count guests as the job's own GPUs."""
     fair_bound: float = 1.5
-    """Multiple of the JCT on a fair share of the cluster beyond which a job's predicted JCT makes the job weigh more; 0
-    for never."""
+    """Bound of a job's predicted JCT, as a multiple of its JCT on a fair share of the cluster. A job beyond this bound
+    weighs more. 0 switches the bound off."""
     places: bool = True
     """True to take into account that gradient exchange across leaf switches is slower. The topology and its taper must
     be known."""

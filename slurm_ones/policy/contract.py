@@ -390,8 +390,8 @@ class Schedule:
     """Worth of one more borrowed GPU to each job that grows by guests, by job id; empty if the policy cannot compute
     it."""
     refused: Mapping[int, Reason] = field(default_factory=dict)
-    """Limit of the site that keeps a job from more GPUs, by job id. The room `rules` fills it in; policies leave it
-    empty."""
+    """Limit of the site that keeps a job from more GPUs, by job id. The package `slurm_ones.rules` fills it in;
+    policies leave it empty."""
     promises: Mapping[int, Promise] = field(default_factory=dict)
     """Deadlines that this schedule promises or refuses, by job id. The caller then sets the job's `promised`. A promise
     is never taken back; a refused deadline may be promised later."""

@@ -26,8 +26,8 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class ClusterSpec:
-    """A cluster of equal nodes in one partition, or of `parts` with one partition each. Raises `BadInput` if network or
-    slow nodes do not match the nodes."""
+    """A cluster of equal nodes in one partition, or of `parts` with one partition each. Raises `BadInput` if
+    there are more slow nodes than nodes, or if the numbers of nodes of `network` and of the cluster differ."""
 
     nodes: int = 0
     gpus_per_node: int = 0

@@ -435,8 +435,8 @@ class Job:
         `epochs` is 0.
 
         Each turn of the loop ends an epoch at a step boundary, and reports it with the values that `report` got. All
-        ranks are synchronised at the first turn, by two small sums at each further turn, and by the last checkpoint
-        after the last turn. In a block that joins, the first turn waits until the block is admitted.
+        ranks are synchronised before the first epoch, at the end of each epoch (by two small all-reduces), and at the
+        last checkpoint. In a block that joins, the first turn waits until the block is admitted.
 
         Leaving the loop by `break` or `return` ends the training, and writes the last checkpoint. The job's next start
         then skips the loop, unless init's `epochs` has changed, or the loop was left after a signal. All ranks must

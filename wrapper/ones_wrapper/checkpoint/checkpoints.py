@@ -266,7 +266,10 @@ class Checkpoints:
         return HeldCheckpoint.parse(json.loads(text)) if text else None, name
 
     def _check(self, held: HeldCheckpoint | None, name: str) -> Callable[[], str]:
-        """Return a function that returns the damage of this rank's part of a checkpoint's files, empty for none."""
+        """Return a function that checks this rank's part of a checkpoint's files; those in memory are fetched first.
+
+        The function returns the damage in words; empty if there is no damage.
+        """
         group, folder = self._group, self._folder
         if held is None:
             return partial(folder.damage, name, group.rank, group.world)

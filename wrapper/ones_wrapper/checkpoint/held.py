@@ -46,7 +46,8 @@ class HeldFolder(Folder):
 
 
 def bring(job_dir: Path, held: HeldCheckpoint, part: int, parts: int) -> str:
-    """Bring a part of the files of a checkpoint in memory to this node; return their damage, empty for none."""
+    """Bring part `part` of `parts` of the files of a checkpoint in memory to this node, and check them. Return the
+    damage in words; empty if there is no damage."""
     try:
         return take(held, JobSecret.read(job_dir / HOT), part, parts)
     except LaunchError as error:

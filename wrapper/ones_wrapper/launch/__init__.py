@@ -74,7 +74,7 @@ class LaunchOptions:
     backend: str | None = None
     ranks_per_node: int | None = None
     container: tuple[str, ...] = ()
-    """Words in front of a command that run it in a container; empty for none."""
+    """Words in front of a command that run it in a container; empty if no container is used."""
 
     @property
     def talks_mpi(self) -> bool:

@@ -95,7 +95,7 @@ class StartOutcome:
     drained: bool = False
     """True if the ranks obeyed an order to drain: the companion requeues the job."""
     checkpoint: str = ""
-    """Newest complete checkpoint; empty for none."""
+    """Name of the newest complete checkpoint; empty if there is none."""
     ours: bool = False
     """True if this run wrote or loaded the newest checkpoint."""
     steady: bool = True

@@ -53,7 +53,7 @@ class _Rank:
         self.kinds: tuple[bytes, ...] = ()
         """Kinds of keys whose values the agent pushes to this rank."""
         self.will: tuple[bytes, ...] = ()
-        """Key and value that are set when this connection ends; empty for none."""
+        """Key and value that are set when this connection ends; empty if nothing is to be set."""
         self.name, self.signed_at = b"", 0.0
         """Name in the rank's heartbeats, empty before the first one; monotonic time of the last one."""
 

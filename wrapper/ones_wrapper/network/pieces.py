@@ -73,8 +73,8 @@ def _send(connection: socket.socket, path: Path) -> None:
 
 
 def take(held: HeldCheckpoint, secret: JobSecret, part: int, parts: int) -> str:
-    """Bring part `part` of `parts` of a checkpoint's files into this launcher's folder, and check their sums; return
-    the damage in words, empty for none."""
+    """Bring part `part` of `parts` of a checkpoint's files into this launcher's folder, and check their sums. Return
+    the damage in words; empty if there is no damage."""
     own = own_folder()
     if own is None or not ours(own.path):
         return "this node keeps nothing in memory"

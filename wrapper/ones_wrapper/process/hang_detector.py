@@ -41,7 +41,8 @@ class Standstill:
     MOST_S = 2.0
     """Seconds between two calls of `look` from which this process counts as paused."""
     COUNTS_S = 0.5
-    """Seconds of each pause that count all the same, so that a process that is always late still finds silent ones."""
+    """Seconds of each pause that count as silence of the other processes nevertheless. Without them, a process that
+    always calls `look` late would never find another process silent."""
 
     def __init__(self) -> None:
         self._last = time.monotonic()

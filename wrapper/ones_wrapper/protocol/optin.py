@@ -125,7 +125,7 @@ class OptIn:
     """Largest allowed ratio of the job's GPU-hours to the GPU-hours at the size of its request; None for the site's
     limit."""
     notify: str = ""
-    """Address to which the job's events are posted, if the site allows its host; empty for none."""
+    """Address to which the job's events are posted, if the site allows its host; empty if the user gave no address."""
 
 
 class _NotUnderstood(ValueError):

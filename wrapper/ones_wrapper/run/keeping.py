@@ -37,7 +37,8 @@ class Keeping:
         self.state: SavedState | None = None
         self.files = KeptFiles(first)
         self.loaded = self.note = ""
-        """Name of the loaded checkpoint, and `note`, a message on problems in finding it; both empty for none."""
+        """Name of the loaded checkpoint, empty if none was loaded. `note` is a message on problems in finding it,
+        empty if there were no problems."""
         self.durable = True
         """False if the loaded checkpoint was in the nodes' memory."""
         self.load_s = 0.0

@@ -43,8 +43,8 @@ class Update(ABC):
 
     @abstractmethod
     def apply(self, p: torch.Tensor, gradient: torch.Tensor, kept: Tensors, by: Numbers, group: Options) -> None:
-        """Make one step in place. `by` has the scalars in the parameter's type, ready to be broadcast. `decay` is
-        missing if it is 0 for all members."""
+        """Make one step in place. `by` has the results of `scalars` in the parameter's type, ready to be broadcast.
+        It has no key `decay` if the decay is 0 for all members."""
 
     def alone(self, kept: Tensors, step: torch.Tensor, own: Options) -> dict[str, Any]:
         """Return the state of an ordinary optimizer for one model, from a member's row in the state tensors."""
