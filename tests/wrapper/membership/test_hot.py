@@ -51,7 +51,7 @@ def test_grows_and_shrinks(job: Job) -> None:
 @pytest.mark.slow
 def test_epochs_of_two_steps(tmp_path: Path, kept: Callable[[Job], Job]) -> None:
     """Who joins at an epoch's end begins with the next: a script may read its loss behind the batches."""
-    job = kept(Job(tmp_path / "job", "--step-ms", "40", "--samples", "32", epochs=1000))
+    job = kept(Job(tmp_path / "job", "--step-ms", "40", "--samples", "32", "--reads-loss", epochs=1000))
     last = job.begin(0, 1)
     for restart in (1, 2, 3):
         job.order(0)
