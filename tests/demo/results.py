@@ -83,7 +83,7 @@ def _row(name: str, by: str, job: dict[str, Any]) -> list[str]:
         name,
         by,
         " → ".join(str(_gpus(shape)) for shape in job["shapes"]),
-        " → ".join(map(str, job["batches"])),
+        " → ".join(str(batch or "–") for batch in job["batches"]),
         seconds(job["jct_s"]) if job["state"] == "COMPLETED" else job["state"],
         f"{job['accuracy']:.3f}" if job["accuracy"] is not None else "–",
         str(job["resizes"]),

@@ -10,7 +10,7 @@ from rich.console import Console
 from ones_wrapper.protocol import Hello, Membership, Report
 from slurm_ones.demo.jobs import ON_CLUSTER
 from tests.demo.results import result, table
-from tests.demo.scenario import Outcome, _read
+from tests.demo.scenario import Outcome, Size, _read
 
 
 def trained(number: int, worlds: list[int], preempted: int) -> Outcome:
@@ -39,3 +39,11 @@ def test_nothing_is_cut_and_a_preemption_is_no_resize(width: int) -> None:
         assert word in text
     assert (text.split().count("512"), text.split().count("384")) == (2 * len(ON_CLUSTER), 2 * len(ON_CLUSTER))
     assert text.count("1 h 02 m") == 2 * len(ON_CLUSTER) + 2
+
+
+def test_a_rigid_job_has_no_batch() -> None:
+    rigid = Outcome(ON_CLUSTER[0], 1, 0.0, "COMPLETED", ended=20.0, sizes=[Size(1.0, 20.0, 1, 2, 2, 0)])
+    console = Console(file=io.StringIO(), width=80)
+    console.print(table(result([rigid], [rigid])))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert text.count("2      – ") == 2
