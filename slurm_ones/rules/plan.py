@@ -390,7 +390,7 @@ def _change(job: JobRules, allocation: Allocation | None, rules: PartitionRules)
     if allocation is None:
         return PlannedChange(job.elastic, shape, PARKED, batch, None, old_kind=asks, new_kind=asks)
     kind, leaves = rules.kinds.asked(job.elastic, allocation), rules.kinds.leaves(job.elastic, allocation)
-    shapes = shape, allocation.shape, batch, job.batch_of(allocation)
+    shapes = shape, allocation.shape, batch, allocation.batch
     return PlannedChange(job.elastic, *shapes, old_kind=asks, new_kind=kind, leaves_kind=leaves)
 
 

@@ -64,7 +64,6 @@ def test_a_batch_is_named_once_the_job_has_reported_it(own_store: Store, tmp_pat
     bench.act({1: Allocation(Shape(1, 2), 64)})
     (given,) = own_store.decisions(1)[0].jobs
     assert (given.shape, given.batch) == (Shape(1, 2), None)
-    assert [resize.new_batch for resize in own_store.resizes(1)] == [None] * (not nodes)
 
 
 def test_advice_is_given_once_and_changes_nothing(own_store: Store, tmp_path: Path) -> None:
