@@ -43,7 +43,7 @@ DECLARED = -1
 """Index of the feature that is NaN for jobs that declared no epochs."""
 RARE = 0.1
 """Quantile, over finished jobs, of the ratio of remaining epochs to first guess. Its value is the lower bound of
-predicted ratios, because nobody can predict which job will stop early."""
+predicted ratios, because no policy can predict which job will stop early."""
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ class PieceError(OSError):
 
 
 def serve(folder: Path, listener: socket.socket, secret: JobSecret) -> None:
-    """Serve the checkpoints' files in a launcher's folder for ever, to whoever proves to be of the job."""
+    """Serve the checkpoints' files in a launcher's folder for ever, to processes that prove to be of the job."""
 
     def refusal(role: str, place: str) -> str:
         return "" if role == _ROLE and _PLACE.fullmatch(place) else "nothing of that name is served here"
