@@ -121,12 +121,13 @@ TEAM_OF_ONE = TorchGroup(0, 1, 0, 1, 1, torch.device("cpu"), None)
 
 class HeldBlocks(SimpleNamespace):
     has_others = Blocks.has_others
+    lost_ranks = Blocks.lost_ranks
 
 
 def blocks_that(alone: bool, state: BlockState = BlockState.LEADING) -> Any:
     """As a rank of block 1 holds them."""
     leader = Leader(0, "127.0.0.1", 1, "token", 0, 0)
-    its = {"leader": leader, "local_rank": 1, "alone": alone, "give_up": lambda why: None}
+    its = {"leader": leader, "local_rank": 1, "alone": alone, "give_up": lambda why: None, "_group": TEAM_OF_ONE}
     its |= {"machine": BlockMachine(state, Carrier.MEMORY)}
     return HeldBlocks(block=Block(7, 1, 0), **its)
 

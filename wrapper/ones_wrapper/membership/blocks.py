@@ -24,7 +24,7 @@ from ones_wrapper.membership.back_off import BackOff
 from ones_wrapper.membership.board import Board
 from ones_wrapper.membership.coming import LOST, Coming, find_coming
 from ones_wrapper.membership.connections import Former, form_s, in_time, try_groups
-from ones_wrapper.membership.coordinator import Coordinator
+from ones_wrapper.membership.coordinator import DEAD_S, Coordinator
 from ones_wrapper.membership.entrance import MODE, FoundBlocks, say_ready
 from ones_wrapper.membership.files import Leader
 from ones_wrapper.membership.link import Link
@@ -56,6 +56,8 @@ VERDICT_S = 30.0
 LOOK_S = 0.5
 """Seconds after which the first rank of a joining block reports to the block's other ranks, even if there is no
 plan."""
+LOST_S = DEAD_S + 2.0
+"""Seconds in which the board must confirm that ranks of this block are lost, if no other block trains."""
 GIVE_UP_S = 2.0
 """Longest time, in seconds, that a rank takes to announce the loss of other ranks."""
 THROUGH_S = 10.0
@@ -132,6 +134,28 @@ class Blocks:
         """True if other blocks train with this one, or if this one is about to join them. An error that reports a lost
         peer is then not due to the script: even a rank of this block may have ended because it lost the leader."""
         return not self.alone or self.machine.settled is BlockState.ADMITTED
+
+    def lost_ranks(self) -> bool:
+        """Return True if an error that reports a lost peer is due to lost ranks. If there are no other blocks, the
+        script may have caused it: wait up to `LOST_S` seconds for the board to report a loss, or another rank's own
+        error (`post_failure`)."""
+        if self.has_others:
+            return True
+        until = time.monotonic() + LOST_S
+        while self._group.world > 1 and time.monotonic() < until:
+            lost = self.link.lost  # first: a leader that fails posts that before its board ends
+            if self.link.heard(f"failed-{self._me.uid}") is not None:
+                return False
+            if lost:
+                return True
+            time.sleep(0.01)
+        return False
+
+    def post_failure(self) -> None:
+        """Post on the board that the script failed on this rank, for the block's other ranks."""
+        if self._group.world > 1 and not self.has_others:
+            with suppress(StoreLostError):
+                self._board.put(f"failed-{self._me.uid}", "1")
 
     def trains(self, max_local: int) -> None:
         """Record that torch.distributed is set up, and each rank's largest local batch (`max_local` samples).

@@ -28,7 +28,7 @@ LEADER_S = 20.0
 blocks start again after this loss, and since the leader's script may hold the interpreter's lock."""
 MAIN_S = 1.0
 """Seconds in which the script's thread must notice the loss of other ranks. After that this thread ends the process."""
-_KINDS = ("lost", "mode", "leave", "newest", "plan", "verdict")
+_KINDS = ("lost", "failed", "mode", "leave", "newest", "plan", "verdict")
 
 Make = Callable[[Plan, int, Board], Former]
 

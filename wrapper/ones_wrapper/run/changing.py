@@ -21,12 +21,12 @@ from ones_wrapper.membership import connections, rescue
 from ones_wrapper.membership.blocks import Blocks, Change
 from ones_wrapper.membership.coming import LOST
 from ones_wrapper.membership.entered import Entered
-from ones_wrapper.membership.machine import BlockState, Carrier
+from ones_wrapper.membership.machine import LAST, BlockState, Carrier
 from ones_wrapper.membership.meeting import NotWantedError, PeersLostError, is_peer_lost
 from ones_wrapper.membership.too_few import wait_for_others
 from ones_wrapper.network.transfer import packed, unpacked
 from ones_wrapper.process.ending import flush_files, leave
-from ones_wrapper.process.exit_codes import DONT_RESTART, NEXT_TERM, PEER_LOST
+from ones_wrapper.process.exit_codes import DEVICE_FAILED, DONT_RESTART, NEXT_TERM, OUT_OF_MEMORY, PEER_LOST
 from ones_wrapper.process.log import log
 from ones_wrapper.protocol import Spec
 from ones_wrapper.run import mistakes, replicas, warm_up
@@ -300,11 +300,13 @@ class ChangingRanks(FixedRanks):
         state = self._machine.state
         if code == 0 and not self.joining and state not in (BlockState.PARTING, BlockState.LOST):
             self._end_job()  # first: who loses the board shall know why
+        if code not in (0, OUT_OF_MEMORY, DEVICE_FAILED) and state not in LAST:
+            self._blocks.post_failure()
         self._blocks.close()
         return state is not BlockState.PARTING
 
     def failed(self, error: BaseException) -> tuple[int, str] | None:
-        if not is_peer_lost(error) or not (self._blocks.has_others or isinstance(error, PeersLostError)):
+        if not is_peer_lost(error) or not (isinstance(error, PeersLostError) or self._blocks.lost_ranks()):
             return None
         why = str(error).splitlines()[0][:300]
         self._ending.by_script(lambda: self._give_up(why, f"others are lost ({why})"))
