@@ -112,7 +112,7 @@ def test_batch_order_takes_effect_without_a_restart(tmp_path: Path) -> None:
     assert all((batch == 16 and one == 1.0) or 2.0 <= one <= batch / 16 for batch, one in factors)
     assert_exactly_once(tmp_path, 8, SAMPLES)
     out = json.loads((tmp_path / "out.json").read_text())
-    assert out["lr"] == pytest.approx(0.05 * 0.8**8)
+    assert out["lr"] == pytest.approx(0.02 * 0.8**8)
     assert out["omp"] == "1"
 
 

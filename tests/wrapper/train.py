@@ -56,7 +56,7 @@ job = ones.init(
 torch.manual_seed(job.rank)  # the parameters of rank 0 have to reach all
 model = torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.Tanh(), torch.nn.Linear(64, 64), torch.nn.Linear(64, 1))
 model = job.fsdp(model.double(), modules=torch.nn.Linear) if args.sharded else job.ddp(model.double())
-optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
 scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=args.gamma)
 generator = torch.Generator().manual_seed(1)
 x = torch.randn(args.samples, 8, generator=generator, dtype=torch.float64)
