@@ -93,10 +93,14 @@ def test_whose_end_is_that_of_the_job(first: BlockState, code: int, then: BlockS
     machine.go(PARTING if then is LOST else machine.state)
     ranks: Any = object.__new__(ChangingRanks)
     folder = SimpleNamespace(end=lambda: ended.append(1))
-    ranks._blocks = SimpleNamespace(machine=machine, close=lambda: None, folder=folder)
+    posted: list[int] = []
+    ranks._blocks = SimpleNamespace(
+        machine=machine, close=lambda: None, folder=folder, post_failure=lambda: posted.append(1)
+    )
     ranks._machine, ranks._group = machine, SimpleNamespace(rank=0)
     assert ranks.ended(code) is (then is not PARTING)
     assert ended == [1] * over
+    assert posted == [1] * (code != 0)
 
 
 def test_the_picture_in_the_documents_is_that_of_the_table() -> None:
