@@ -85,8 +85,10 @@ def processes(cluster: Cluster, named: Sequence[str], programs: Sequence[bytes] 
             words, environ = (folder / "cmdline").read_bytes(), (folder / "environ").read_bytes()
             ours = any(program in words for program in programs)
             if ours and all(f"{one}\0".encode() in environ for one in named):
-                found.append(int(folder.name))
-    return sorted(found)
+                begun = int((folder / "stat").read_text().rpartition(")")[2].split()[19])
+                found.append((begun, int(folder.name)))
+    # Not by number: these begin from 1 again after the largest.
+    return [pid for _, pid in sorted(found)]
 
 
 @dataclass
