@@ -218,7 +218,7 @@ def check_term(connection: Connection, cluster: int, term: int) -> None:
     found = leader_of(connection, cluster)
     if found is None or found.term != term:
         place = backend_behind(connection).place
-        by = f"{found.holder or 'nobody'} leads now, in term {found.term}" if found else "no term is stored"
+        by = f"{found.holder or 'no companion'} leads now, in term {found.term}" if found else "no term is stored"
         raise NotLeader(f"{place}: the lead of term {term} is lost: {by}; nothing was stored")
 
 

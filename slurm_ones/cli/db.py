@@ -107,7 +107,7 @@ def export(
         done = [export_user(url, user, file, person())]
     for one in done:
         whose = "" if one.owned else "; it belongs to the user who ran this command"
-        say(f"{one.path}: {one.jobs} jobs of {one.user}, nobody else's{whose}", 1000)
+        say(f"{one.path}: {one.jobs} jobs, only {one.user}'s{whose}", 1000)
     if not done:
         console.print("no jobs are known, so nothing was exported")
 

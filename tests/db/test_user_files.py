@@ -157,7 +157,7 @@ def test_the_command_that_exports(sqlite_url: str, tmp_path: Path) -> None:
     file, folder = tmp_path / "mine.sqlite", tmp_path / "all"
     folder.mkdir()
     done = call(*start, "--user", "alice", str(file))
-    assert done.exit_code == 0 and "1 jobs of alice, nobody else's" in done.output, done.output
+    assert done.exit_code == 0 and "1 jobs, only alice's" in done.output, done.output
     query = ["db", "query", "job_summary", "--columns", "job_id", "--format", "csv", "--database"]
     assert call(*query, f"sqlite:///{file}").output.split() == ["job_id", "7"]
     assert call(*start, "--to", str(folder)).exit_code == 0
