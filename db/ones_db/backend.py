@@ -109,6 +109,5 @@ class Backend(Protocol):
         """
 
     def renumber(self, connection: Connection, table: Table) -> None:
-        """Set the table's next generated key above its largest key. Call it after inserting rows together with their
-        keys."""
+        """Set the table's next generated key above its largest key, after rows were inserted with their keys."""
         return

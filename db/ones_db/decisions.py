@@ -32,8 +32,7 @@ _NEWEST_DECISIONS = (
 _DECIDED_UNTIL = select(select(func.max(DECISIONS.c.id)).scalar_subquery(), func.max(JOBS.c.id), func.count()).where(
     JOBS.c.cluster_id == CLUSTER, JOBS.c.end_time.is_(None)
 )
-"""Query of (id of the last decision, id of the last open job, number of open jobs). While this row is the same, so is
-the result of `newest_decisions`."""
+"""Query of (last decision's id, last open job's id, number of open jobs), on which `newest_decisions` depends."""
 
 
 def _first(lines: Select[Any], most: int) -> Select[Any]:
@@ -68,16 +67,10 @@ class DecisionStore(Transactions):
 
     @noting
     def add_decision(self, connection: Connection, record: DecisionRecord) -> int:
-        """Store a decision with its jobs, and return its id. If one with this time and policy is stored, return that
-        one's id."""
+        """Store a decision with its jobs, unless its time and policy are stored already. Return its id."""
         keys = keys_of(connection, self._cluster, {job.job_id for job in record.jobs})
-        known = connection.scalar(
-            select(DECISIONS.c.id).where(
-                DECISIONS.c.cluster_id == self._cluster,
-                DECISIONS.c.time == record.time,
-                DECISIONS.c.policy == record.policy,
-            )
-        )
+        same = DECISIONS.c.time == record.time, DECISIONS.c.policy == record.policy
+        known = connection.scalar(select(DECISIONS.c.id).where(DECISIONS.c.cluster_id == self._cluster, *same))
         if known is not None:
             return int(known)
         values = row_of(record)
@@ -111,16 +104,11 @@ class DecisionStore(Transactions):
         )
         rows = connection.execute(query).mappings().all()
         weighed = _alternatives(connection, [row["id"] for row in rows], [job])
-        return [
-            record_of(
-                DecisionRecord,
-                row,
-                jobs=(
-                    record_of(DecisionJobRecord, row, job_id=job_id, alternatives=weighed.get((row["id"], job), ())),
-                ),
-            )
-            for row in rows
-        ]
+
+        def given(row: Mapping[Any, Any]) -> DecisionJobRecord:
+            return record_of(DecisionJobRecord, row, job_id=job_id, alternatives=weighed.get((row["id"], job), ()))
+
+        return [record_of(DecisionRecord, row, jobs=(given(row),)) for row in rows]
 
     @reading
     def newest_decisions(self, connection: Connection) -> dict[int, DecisionJobRecord]:
@@ -153,12 +141,8 @@ class DecisionStore(Transactions):
         companion began to carry out. `most` limits the jobs of each decision; those that get another shape or batch
         come first.
         """
-        query = (
-            select(DECISIONS)
-            .where(DECISIONS.c.cluster_id == self._cluster)
-            .order_by(DECISIONS.c.id.desc())
-            .limit(limit)
-        )
+        query = select(DECISIONS).where(DECISIONS.c.cluster_id == self._cluster)
+        query = query.order_by(DECISIONS.c.id.desc()).limit(limit)
         if before is not None:
             query = query.where(DECISIONS.c.id < before)
         if changes:
@@ -181,9 +165,8 @@ class DecisionStore(Transactions):
         weighed = _alternatives(connection, list(jobs), {row["job_id"] for row in found} if user or most else None)
         for row in found:
             mine = weighed.get((row["decision_id"], row["job_id"]), ())
-            jobs[row["decision_id"]].append(
-                record_of(DecisionJobRecord, row, job_id=row["slurm_id"], alternatives=mine)
-            )
+            job = record_of(DecisionJobRecord, row, job_id=row["slurm_id"], alternatives=mine)
+            jobs[row["decision_id"]].append(job)
         return [record_of(DecisionRecord, row, jobs=tuple(jobs[row["id"]])) for row in heads]
 
     @noting
@@ -269,10 +252,9 @@ class DecisionStore(Transactions):
     def note_preempted(
         self, connection: Connection, resize_id: int, tasks: Sequence[int], let_go: Sequence[int]
     ) -> ResizeRecord:
-        """Store which tasks are held after a resize by blocks, because Slurm preempted them or may do so. Return the
-        resize.
+        """Store which tasks are held after a resize by blocks, because Slurm preempted them or may do so.
 
-        `let_go` lists the tasks that were held for the resize and are not held now.
+        `let_go` lists the tasks that were held for the resize and are not held now. Return the resize.
         """
         before = self._resize(connection, resize_id)
         return self._changed(connection, before, replace(before, preempted=tuple(tasks), let_go=tuple(let_go)))
@@ -317,19 +299,15 @@ class DecisionStore(Transactions):
 
         The dictionary is the cache's own, so do not change it.
         """
-        query = (
-            with_job(RESIZES, self._cluster)
-            .where(latest(self._cluster), JOBS.c.job_id == job_id)
-            .order_by(RESIZES.c.id)
-        )
-        return {row["id"]: _record(row) for row in connection.execute(query).mappings()}
+        query = with_job(RESIZES, self._cluster).where(latest(self._cluster), JOBS.c.job_id == job_id)
+        rows = connection.execute(query.order_by(RESIZES.c.id)).mappings()
+        return {row["id"]: _record(row) for row in rows}
 
     @reading
     def resizes(
         self, connection: Connection, job_id: int | None = None, decisions: Sequence[int] | None = None
     ) -> list[ResizeRecord]:
-        """Return the resizes of a job or of all jobs, oldest first; with `decisions` (ids), only those of these
-        decisions."""
+        """Return the resizes of a job or of all jobs, oldest first; with `decisions` (ids), only theirs."""
         query = with_job(RESIZES, self._cluster).order_by(RESIZES.c.id)
         if decisions is not None:
             query = query.where(RESIZES.c.decision_id.in_(decisions))
@@ -346,12 +324,9 @@ class DecisionStore(Transactions):
 
     @reading
     def resize_phases(self, connection: Connection, ended: Iterable[ResizeRecord]) -> dict[int, dict[str, float]]:
-        """Return the seconds of each known phase: by the resize's id, then by the phase's column in the view
-        `resize_cost`."""
-        query = text(
-            f"SELECT {', '.join(PHASES)} FROM resize_cost "
-            "WHERE cluster = :cluster AND job_id = :job_id AND start_time = :started"
-        )
+        """Return the seconds of each known phase, by the resize's id and then the phase's name in `PHASES`."""
+        one_resize = "cluster = :cluster AND job_id = :job_id AND start_time = :started"
+        query = text(f"SELECT {', '.join(PHASES)} FROM resize_cost WHERE {one_resize}")
         found = {}
         for one in ended:
             asked = {"cluster": self.cluster, "job_id": one.job_id, "started": one.started}

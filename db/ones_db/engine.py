@@ -56,11 +56,10 @@ def backend_behind(source: Engine | Connection) -> Backend:
 
 def _existing(url: str) -> Backend:
     backend = backend_of(url)
-    if not backend.exists():
-        raise SchemaError(
-            f"{backend.place}: no such database, or an empty one; the first `slurm-ones run` makes it, or `{UPGRADE}`"
-        )
-    return backend
+    if backend.exists():
+        return backend
+    problem = "no such database, or an empty one; the first `slurm-ones run` makes it, or"
+    raise SchemaError(f"{backend.place}: {problem} `{UPGRADE}`")
 
 
 @contextmanager
@@ -281,8 +280,7 @@ class Transactions:
     def _recall(
         self, question: str, about: Collection[Known], ask: Callable[[Connection, list[Known]], Mapping[Known, Found]]
     ) -> dict[Known, Found]:
-        """Return the results by key, for the keys in `about` that have one. One call of `ask` reads all that are not
-        cached."""
+        """Return the results of these keys, if they have one. One call of `ask` reads all that are not cached."""
         known = {} if self._memory is None else self._memory.setdefault(question, {})
         if unknown := [one for one in about if one not in known]:
             with self._read() as connection:
@@ -290,8 +288,7 @@ class Transactions:
         return {one: known[one] for one in about if one in known}
 
     def _remembered(self, question: str) -> dict[Any, Any]:
-        """Return the cached results of a query by its arguments. A method that writes the query's rows must update them
-        here."""
+        """Return the cached results of a query, by its arguments. Methods that write the query's rows update them."""
         return {} if self._memory is None else self._memory.get(question, {})
 
     def _forget(self, *questions: str, of: Callable[[int], object] | None = None) -> None:

@@ -61,15 +61,13 @@ class CachedRun:
     epochs: dict[int, tuple[EpochPoint, int]] = field(default_factory=dict)
     """(End of the epoch, samples used in it) by the epoch's number, for each epoch that has ended."""
     speeds: dict[tuple[Shape | None, int], deque[ThroughputPoint]] = field(default_factory=dict)
-    """Newest throughput samples by (size, global batch). The size is None if it is the run's own shape, for want of
-    memberships."""
+    """Newest throughput samples by (size, global batch). A run without memberships has its own shape: size None."""
     noises: deque[NoisePoint] = field(default_factory=lambda: deque(maxlen=NOISES))
     members: list[MembershipRecord] = field(default_factory=list)
     """Memberships of the run in order; empty for a plain job."""
 
     def add_sample(self, row: Any) -> None:
-        """Add a throughput report, the newest so far. Its speed does not count if it has 0 samples or blocks changed
-        meanwhile."""
+        """Add the newest throughput report. Its speed counts if it has samples and no blocks changed meanwhile."""
         if row.seconds > 0 and row.samples > 0 and (size := self._size_at(row)) != MIXED:
             kept = self.speeds.setdefault((size, row.batch), deque(maxlen=SPEEDS))
             kept.append(ThroughputPoint(size or PARKED, row.batch, row.samples / row.seconds, row.time))
@@ -138,8 +136,6 @@ class HistoryCache:
 
 PAUSES = 3
 """Number of newest resizes, or changes of blocks, over which a job's mean pause is computed."""
-CHUNK = 250
-"""Largest number of runs that one query selects by their ids."""
 
 
 def _of(connection: Connection, cache: HistoryCache, jobs: Sequence[Row]) -> list[JobHistory]:
@@ -202,7 +198,9 @@ def _read_on(connection: Connection, runs: Sequence[tuple[CachedJob, Row]]) -> N
         run = job.runs.setdefault(row.id, CachedRun(row.restart))
         if run.number < row.report_number:
             (known if run.number else started)[row.id] = run
-    _read_members(connection, {**started, **known})
+    read = started | known
+    for member in rows_after(connection, MEMBERSHIPS, MEMBERS, [(key, run.number) for key, run in read.items()]):
+        read[member.run_id].members.append(membership_record(member._mapping, member.slurm_id))
     if started:
         for hot in (False, True):
             some = {key: run for key, run in started.items() if bool(run.members) == hot}
@@ -211,27 +209,17 @@ def _read_on(connection: Connection, runs: Sequence[tuple[CachedJob, Row]]) -> N
         for epoch in connection.execute(_FIRST_EPOCHS, {"keys": [*started]}):
             started[epoch.run_id].add_epoch(epoch)
     since = [(key, run.number) for key, run in known.items()]
-    for first in range(0, len(since), CHUNK):
-        part = since[first : first + CHUNK]
-        for sample in rows_after(connection, THROUGHPUT, _SAMPLES, part):
-            known[sample.run_id].add_sample(sample)
-        for epoch in rows_after(connection, EPOCHS, _EPOCHS, part):
-            known[epoch.run_id].add_epoch(epoch)
+    for sample in rows_after(connection, THROUGHPUT, _SAMPLES, since):
+        known[sample.run_id].add_sample(sample)
+    for epoch in rows_after(connection, EPOCHS, _EPOCHS, since):
+        known[epoch.run_id].add_epoch(epoch)
     for job, row in runs:
         job.runs[row.id].number = row.report_number
 
 
-def _read_members(connection: Connection, runs: Mapping[int, CachedRun]) -> None:
-    after = [(key, run.number) for key, run in runs.items()]
-    for first in range(0, len(after), CHUNK):
-        for row in rows_after(connection, MEMBERSHIPS, MEMBERS, after[first : first + CHUNK]):
-            runs[row.run_id].members.append(membership_record(row._mapping, row.slurm_id))
-
-
 @cache
 def _first_samples(*, hot: bool) -> Any:
-    """Return the query of the newest samples of each run and batch, oldest first; with `hot`, of each membership as
-    well."""
+    """Return the query of the newest samples of each run and batch (`hot`: and membership), oldest first."""
     kind: tuple[Any, ...] = (THROUGHPUT.c.run_id, THROUGHPUT.c.batch)
     if hot:
         before = MEMBERSHIPS.c.run_id == THROUGHPUT.c.run_id, MEMBERSHIPS.c.number < THROUGHPUT.c.number
@@ -276,7 +264,7 @@ def _history(row: Row, runs: Sequence[Row], cached: Mapping[int, CachedRun], res
     used = sum(used for _, used in ended)
     # Where the job does not know its dataset's length, its epochs show it as they end.
     samples = cursor + (epoch * spec.dataset if spec is not None and spec.dataset else used)
-    progress = _newest(runs, "progress")
+    progress = next((run.progress for run in reversed(runs) if run.progress is not None), None)
     noises = [point for run in runs for point in cached[run.id].noises]
     members = [member for run in runs for member in cached[run.id].members]
     changes = [new for old, new in pairwise(members) if size_of(old) != size_of(new)]
@@ -347,7 +335,7 @@ def _sizes_of(run: Row, cached: CachedRun, step: int) -> list[tuple[int, int]]:
 
 
 def _misfit(run: Row, cached: CachedRun) -> tuple[int, int] | None:
-    """Return (ranks, GPUs) of a run if these differ, for example if `ones-run` did not start its ranks; else None."""
+    """Return (ranks, GPUs) of a run if these differ, for example without `ones-run`; else None."""
     gpus = _shape(run).gpus
     return (run.world, gpus) if run.world and gpus and run.world != gpus and not cached.members else None
 
@@ -402,10 +390,6 @@ def _ran(runs: Sequence[Row], cached: Mapping[int, CachedRun]) -> tuple[tuple[Sh
         for size, (start, end) in zip(sizes, pairwise(times), strict=True):
             seconds[size] += max(end - start, 0.0)
     return tuple(sorted(seconds.items()))
-
-
-def _newest(runs: Sequence[Row], name: str) -> Any:
-    return next((value for run in reversed(runs) if (value := getattr(run, name)) is not None), None)
 
 
 def _throughput(runs: Sequence[Row], cached: Mapping[int, CachedRun]) -> tuple[ThroughputPoint, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
 from functools import cache, lru_cache
 from typing import Any, TypeVar
@@ -30,8 +30,7 @@ _FIRST = ("submit_time", *shape_names("requested_shape"))
 
 
 def among(column: ColumnElement[Any], values: Collection[int]) -> ColumnElement[bool]:
-    """Return the condition `column IN (…)` with the numbers in the SQL, because databases limit a statement's
-    parameters."""
+    """Return the condition `column IN (…)`, with the numbers in the SQL: databases limit a statement's parameters."""
     return column.in_(bindparam(None, list(map(int, values)), expanding=True, literal_execute=True, unique=True))
 
 
@@ -86,8 +85,7 @@ def key_of(connection: Connection, cluster: int, job_id: int) -> int:
 
 
 def keys_of(connection: Connection, cluster: int, job_ids: Collection[int]) -> dict[int, int]:
-    """Return {job id: jobs.id} for the newest submissions with these ids. Raises `UnknownRecord` with the first unknown
-    id."""
+    """Return {job id: jobs.id} for the newest submissions with these ids. Raises `UnknownRecord`."""
     rows = connection.execute(_KEYS, {"cluster": cluster, "keys": [*job_ids]})
     return known({row.job_id: row.id for row in rows}, job_ids)
 
@@ -158,6 +156,10 @@ SPEC_COLUMNS = (*(field.name for field in fields(Spec)), "strategy")
 """Names of the columns of `jobs` that hold a spec."""
 
 
+NEW_RUN = {"nodes": 0, "gpus_per_node": 0, "report_offset": 0, "report_number": 0}
+"""Values of a new row of `runs` in the columns that cannot be null, besides its key."""
+
+
 def _known_columns(record: RunRecord) -> dict[str, Any]:
     """Return the columns of a run for which the record has a value."""
     unknown: dict[str, Any] = {"nodes": 0, "gpus_per_node": 0, "node_list": ""}
@@ -215,8 +217,7 @@ class JobStore(Transactions):
         keys = keys_of(connection, self._cluster, {job_id for job_id, _ in given})
         found = connection.execute(STARTS, {"keys": [*keys.values()], "restarts": [restart for _, restart in given]})
         stored = {(row["job_id"], row["restart"]): dict(row) for row in found.mappings()}
-        blank: dict[str, Any] = {column.name: None for column in RUNS.c if column.name != "id"}
-        blank |= {"nodes": 0, "gpus_per_node": 0, "report_offset": 0, "report_number": 0}
+        blank = {column.name: None for column in RUNS.c if column.name != "id"} | NEW_RUN
         rows = []
         for (job_id, restart), record in given.items():
             before = stored.get((keys[job_id], restart), {})
@@ -263,9 +264,8 @@ class JobStore(Transactions):
     @remembering("deferrals")
     def deferrals(self, connection: Connection) -> dict[int, float]:
         """Return a dict from the id of each deferred job to the Unix time until which the companion defers it."""
-        query = select(JOBS.c.job_id, JOBS.c.deferred_until).where(
-            newest(self._cluster), JOBS.c.deferred_until.is_not(None)
-        )
+        until = JOBS.c.deferred_until
+        query = select(JOBS.c.job_id, until).where(newest(self._cluster), until.is_not(None))
         return {row.job_id: row.deferred_until for row in connection.execute(query)}
 
     @noting
@@ -318,19 +318,22 @@ MEMBERS = str(_WITH_JOBS)
 """SQL for `rows_after`: memberships with their term (`term`) and Slurm's job id (`slurm_id`)."""
 
 
-def rows_after(connection: Connection, table: Table, query: str, runs: Iterable[tuple[int, int]]) -> Sequence[Row[Any]]:
-    """Return the reports in a table that are newer than a given report of their run, in order.
+CHUNK = 250
+"""Largest number of runs that one query selects by their ids."""
+
+
+def rows_after(connection: Connection, table: Table, query: str, runs: Sequence[tuple[int, int]]) -> Iterator[Row[Any]]:
+    """Yield the reports in a table that are newer than a given report of their run, in the run's order.
 
     `runs` lists (runs.id, number of the given report). `query` is a SELECT from `table` without WHERE.
     """
+    newer = f"{table.name}.run_id = since.run_id AND {table.name}.number > since.number"
     # Written out, and past SQLAlchemy: it would compile it at each look, since the numbers differ, and keep hundreds.
     # Joined, since PostgreSQL may answer many conditions by OR with a scan that tries all of them on each row.
-    since = ", ".join(f"({key:d}, {number:d})" for key, number in runs)
-    newer = f"{table.name}.run_id = since.run_id AND {table.name}.number > since.number"
-    query = (
-        f"WITH since (run_id, number) AS (VALUES {since}) {query} JOIN since ON {newer} ORDER BY {table.name}.number"
-    )
-    return connection.exec_driver_sql(query).all()
+    query = f"{query} JOIN since ON {newer} ORDER BY {table.name}.number"
+    for first in range(0, len(runs), CHUNK):
+        since = ", ".join(f"({key:d}, {number:d})" for key, number in runs[first : first + CHUNK])
+        yield from connection.exec_driver_sql(f"WITH since (run_id, number) AS (VALUES {since}) {query}").all()
 
 
 def membership_record(row: Mapping[Any, Any], job_id: int) -> MembershipRecord:

@@ -1,5 +1,4 @@
-"""Leadership among the companions of one cluster: a lock that is freed when its holder ends, and terms that fence
-writes.
+"""Leadership among a cluster's companions: a lock that is freed when its holder ends, and terms that fence writes.
 
 The lock decides who may lead; each kind of database has its own. A companion that gets the lock begins a term, whose
 number is one above the last term's. A companion that was paused or cut off may lose the lock without noticing. So
@@ -48,8 +47,7 @@ _END_SESSIONS = text(f"""
 
 
 class LeaderLock(AbstractContextManager["LeaderLock"]):
-    """Leadership of a cluster, as one process seeks or holds it. Several threads may use it, but a forked child may
-    not."""
+    """Leadership of a cluster, as one process seeks or holds it. Its threads may share it; a forked child may not."""
 
     def __init__(self, url: str, cluster: str) -> None:
         """Prepare, but do not take the lead. Raises the same errors as `Store.open`."""

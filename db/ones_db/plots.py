@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
 
 def scaling(ones: Database, job_id: int, axes: Axes | None = None, *, cluster: str = "") -> Axes:
-    """Plot a job's throughput over its number of GPUs: a line for each kind of GPU and batch, and one for ideal
-    scaling."""
+    """Plot a job's throughput over its GPUs: a line for each kind of GPU and batch, and one for ideal scaling."""
     found = _of_job(ones.scaling(job_id=job_id), job_id, cluster)
     axes, smallest = axes or _axes(), found.iloc[0]
     ideal = smallest["samples_per_s"] / smallest["gpus"] * found["gpus"]

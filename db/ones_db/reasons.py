@@ -373,8 +373,7 @@ def reason(code: str, **arguments: Argument) -> Reason:
 
 
 def alone(found: Reason) -> Reason:
-    """Return the reason in words that mention no other jobs, if it has such words. It is for a cluster's only elastic
-    job."""
+    """Return the reason in words that mention no other jobs, if it has some: for a cluster's only elastic job."""
     code = f"{found.code}_alone"
     if code not in SENTENCES:
         return found

@@ -301,8 +301,7 @@ class JobHistory:
     job: JobRecord
     spec: Spec | None
     epochs: tuple[EpochPoint, ...]
-    """Epochs that have ended, ascending. An epoch that must be repeated because its checkpoint was lost is not among
-    them."""
+    """Epochs that have ended, ascending. Epochs to repeat, because their checkpoint was lost, are left out."""
     throughput: tuple[ThroughputPoint, ...]
     """The newest few throughput samples of each shape, batch and kind of GPU, oldest first."""
     samples: float

@@ -11,23 +11,11 @@ from typing import Any
 from sqlalchemy import BigInteger, Connection, Table, cast, func, select, text
 
 from ones_db.engine import Transactions, add_new, add_rows, change_rows, noting, reading
-from ones_db.jobs import SPEC_COLUMNS, STARTS, WITH_IDS, among, key_of, known, newest, spec_columns
+from ones_db.jobs import NEW_RUN, SPEC_COLUMNS, STARTS, WITH_IDS, among, key_of, known, newest, spec_columns
 from ones_db.records import ReportLine, RunReports
 from ones_db.rows import COLUMNS, record_of, row_of
 from ones_db.tables import BATCHES, CHECKPOINTS, EPOCHS, JOBS, MEMBERSHIPS, RUNS, THROUGHPUT
-from ones_wrapper.protocol import (
-    MAX_TEXT,
-    Batch,
-    Bye,
-    Checkpoint,
-    Epoch,
-    First,
-    Hello,
-    Membership,
-    Note,
-    Spec,
-    Throughput,
-)
+from ones_wrapper.protocol import MAX_TEXT, Batch, Bye, Checkpoint, Epoch, First, Hello, Membership, Note, Throughput
 
 Row = Mapping[Any, Any]
 
@@ -60,8 +48,7 @@ ByKind = Mapping[type[Any], list[Any]]
 
 
 def _new(lines: Sequence[ReportLine], known: int) -> ByKind:
-    """Return the lines that are not stored yet, by the class of the report. `known` is the number of the last stored
-    one."""
+    """Return the lines with numbers above `known`, which are not stored yet, by the class of the report."""
     found: dict[type[Any], list[Any]] = defaultdict(list)
     for line in lines:
         if line.number > known:
@@ -78,8 +65,8 @@ def _jobs(connection: Connection, cluster: int, job_ids: Collection[int]) -> dic
     return known({row["job_id"]: row for row in rows}, job_ids)
 
 
-def _set_specs(connection: Connection, jobs: Mapping[int, Row], specs: Mapping[int, Spec]) -> None:
-    told = {job_id: spec_columns(spec) for job_id, spec in specs.items()}
+def _set_specs(connection: Connection, jobs: Mapping[int, Row], looks: Sequence[RunReports]) -> None:
+    told = {look.job_id: spec_columns(look.spec) for look in looks if look.spec is not None}
     rows = [
         {**columns, "key": jobs[job_id]["id"]}
         for job_id, columns in told.items()
@@ -100,13 +87,10 @@ def _runs(connection: Connection, jobs: Mapping[int, Row], looks: Sequence[RunRe
     runs = found()
     missing = [
         {
+            **NEW_RUN,
             "job_id": job,
             "restart": restart,
-            "start_time": min((line.time for line in look.lines), default=None),
-            "nodes": 0,
-            "gpus_per_node": 0,
-            "report_offset": 0,
-            "report_number": 0,
+            "start_time": min((one.time for one in look.lines), default=None),
         }
         for (job, restart), look in asked.items()
         if (job, restart) not in runs
@@ -237,7 +221,7 @@ class ReportStore(Transactions):
         a run that no snapshot has shown. All is one transaction, so a tick needs one commit for any number of jobs.
         """
         jobs = _jobs(connection, self._cluster, {look.job_id for look in looks})
-        _set_specs(connection, jobs, {look.job_id: look.spec for look in looks if look.spec is not None})
+        _set_specs(connection, jobs, looks)
         # A spec by itself does not make a run: the job may be waiting.
         looks = [look for look in looks if look.offset > 0 or look.lines]
         runs = _runs(connection, jobs, looks)

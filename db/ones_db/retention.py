@@ -95,8 +95,7 @@ class RetentionStore(Transactions):
 
     @reading
     def rollups_due(self, connection: Connection, before: float, stretch_s: float) -> list[int]:
-        """Return the runs (runs.id) of jobs that ended before a time and have samples not yet combined to `stretch_s`
-        seconds."""
+        """Return the runs (runs.id) of jobs that ended before a time, with samples to combine to `stretch_s`."""
         query = (
             select(RUNS.c.id)
             .join(JOBS, JOBS.c.id == RUNS.c.job_id)
@@ -154,16 +153,13 @@ class RetentionStore(Transactions):
         return list(connection.scalars(query.order_by(JOBS.c.id)))
 
     def forget(self, before: float, keys: Sequence[int], *, dry: bool = False) -> int:
-        """Delete old details of these jobs (jobs.id), and return the number of rows deleted. With `dry`, only count
-        them.
+        """Delete old details of these jobs (jobs.id), and return the number of rows. With `dry`, only count them.
 
         Details are alternatives, decisions that changed nothing, and steps of resizes. Resizes and their costs stay.
         """
         with self._read() if dry else self._write() as connection:
-            ended = select(JOBS.c.id).where(
-                JOBS.c.cluster_id == self._cluster, JOBS.c.end_time < before, among(JOBS.c.id, keys)
-            )
-            jobs = list(connection.scalars(ended))
+            ended = JOBS.c.cluster_id == self._cluster, JOBS.c.end_time < before, among(JOBS.c.id, keys)
+            jobs = list(connection.scalars(select(JOBS.c.id).where(*ended)))
             idle = among(DECISION_JOBS.c.job_id, jobs) & _led_to_nothing()
             resizes = select(RESIZES.c.id).where(among(RESIZES.c.job_id, jobs))
             decided = list(connection.scalars(select(DECISION_JOBS.c.decision_id).where(idle).distinct()))
@@ -173,17 +169,11 @@ class RetentionStore(Transactions):
                 (STEPS, STEPS.c.resize_id.in_(resizes)),
             )
             if dry:
-                return sum(
-                    connection.scalar(select(func.count()).select_from(table).where(of)) or 0 for table, of in which
-                )
+                counts = (select(func.count()).select_from(table).where(of) for table, of in which)
+                return sum(connection.scalar(count) or 0 for count in counts)
             gone = sum(connection.execute(table.delete().where(of)).rowcount for table, of in which)
-            connection.execute(
-                DECISIONS.delete().where(
-                    among(DECISIONS.c.id, decided),
-                    ~exists().where(DECISION_JOBS.c.decision_id == DECISIONS.c.id),
-                    ~exists().where(RESIZES.c.decision_id == DECISIONS.c.id),
-                )
-            )
+            used = (exists().where(table.c.decision_id == DECISIONS.c.id) for table in (DECISION_JOBS, RESIZES))
+            connection.execute(DECISIONS.delete().where(among(DECISIONS.c.id, decided), ~or_(*used)))
             return gone
 
 

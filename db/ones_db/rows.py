@@ -97,12 +97,8 @@ def shape_names(name: str) -> tuple[str, str]:
 
 
 def _shape_columns(name: str, shape: Shape | None) -> dict[str, int | None]:
-    nodes, gpus_per_node = shape_names(name)
-    return (
-        {nodes: None, gpus_per_node: None}
-        if shape is None
-        else {nodes: shape.nodes, gpus_per_node: shape.gpus_per_node}
-    )
+    values = (None, None) if shape is None else (shape.nodes, shape.gpus_per_node)
+    return dict(zip(shape_names(name), values, strict=True))
 
 
 def _shape(name: str, row: Row) -> Shape | None:
@@ -152,8 +148,7 @@ def blocks_of(listed: str) -> tuple[tuple[int, Shape], ...]:
 
 
 def flat(record: Any) -> dict[str, Any]:
-    """Return the fields of a record for JSON. Shapes and reasons become their columns, and a reason's arguments an
-    object."""
+    """Return a record's fields for JSON: shapes and reasons as their columns, but a reason's arguments as an object."""
     kind: Any = type(record)
     plain, kinds = _fields(kind)
     found = {name: getattr(record, name) for name, _ in plain}

@@ -81,8 +81,7 @@ class SiteStore(Transactions):
 
     @noting
     def record_nodes(self, connection: Connection, time: float, nodes_now: Collection[NodeRecord]) -> None:
-        """Store the state of each node that has changed since the last call. A node that Slurm no longer lists becomes
-        `GONE`."""
+        """Store the state of each node that has changed. A node that Slurm no longer lists becomes `GONE`."""
         last = _last(connection, self._cluster)
         there = {node.name for node in nodes_now}
         lost = [node for name, node in last.items() if name not in there and node.state != GONE]
@@ -91,9 +90,8 @@ class SiteStore(Transactions):
         if not changed:
             return
         add_new(connection, NODES, [{"cluster_id": self._cluster, "name": node.name} for node in changed])
-        keys = {
-            row.name: row.id for row in connection.execute(select(NODES).where(NODES.c.cluster_id == self._cluster))
-        }
+        known = connection.execute(select(NODES).where(NODES.c.cluster_id == self._cluster))
+        keys = {row.name: row.id for row in known}
         newest = connection.scalar(select(func.max(CHANGES.c.time)).where(among(CHANGES.c.node_id, keys.values())))
         # After the clock was set back the state before must not count as the newest.
         time = time if newest is None or time >= newest else newest + 0.001
@@ -207,8 +205,7 @@ Row = Mapping[Any, Any]
 def _known(
     connection: Connection, cluster: int, job_ids: Sequence[int]
 ) -> tuple[dict[int, list[Row]], dict[int, list[RunRecord]]]:
-    """Return the stored jobs with these ids, by job id. Return also the runs of those known only from accounting, by
-    jobs.id."""
+    """Return the stored jobs by job id, and the runs of those known only from accounting by jobs.id."""
     known: dict[int, list[Row]] = defaultdict(list)
     query = (
         select(JOBS, ACCOUNTING.c.import_time)

@@ -40,8 +40,8 @@ class Store(
     Every method is one transaction. When a writing method returns, its rows survive a crash of the process and of the
     machine. If the method raises an error, or the process is killed in the call, no row of the call is stored. So an
     intent may be acted on as soon as the call that stored it has returned. If the server is lost at the very end of a
-    call (`StoreLost`), all rows of the call may be stored. A caller who needs to know repeats
-    the call, which stores no row twice.
+    call (`StoreLost`), all rows of the call may be stored. A caller who needs to know repeats the call, which stores no
+    row twice.
 
     **Raises.** `StoreError` and its subclasses, whose messages say what to do.
     """

@@ -309,10 +309,7 @@ MEMBERSHIPS = table(
     whole("world", "number of GPUs; each has one rank"),
     whole("step", "optimizer steps since the job's first run"),
     whole("batch", "global batch from then on, samples"),
-    number(
-        "pause_s",
-        "pause of training: from the last step before to the end of the first step after, less a usual step, seconds",
-    ),
+    number("pause_s", "pause of training: last step before to end of first step after, less a usual step, seconds"),
     whole("bytes", "state that was sent to new blocks, bytes"),
     number("transfer_s", "time to send that state, which is part of pause_s, seconds"),
     number("ready_s", "from the order until the last new block was ready, seconds; training goes on meanwhile"),

@@ -123,8 +123,7 @@ END = end_of("r", "j")
 UNTIL = f"""COALESCE({END}, latest(r.start_time, COALESCE(r.report_time, r.start_time),
         COALESCE((SELECT MAX(look.time) FROM decisions look WHERE look.cluster_id = j.cluster_id), r.start_time)))"""
 """SQL for the time until which a run r of a job j counts: its end; without an end, the later of its newest report and
-the companion's last decision. It is not the present time, because the database may be a copy, or its companion may have
-stopped."""
+the companion's last decision. Not the present time, since the database may be a copy, or its companion stopped."""
 
 BEGAN = "latest(r.start_time, j.submit_time)"
 """SQL for the time from which a run r of a job j counts: its start, but not before the job's submission. A job may
@@ -202,8 +201,7 @@ T_GPUS = f"CASE WHEN m.number IS NULL THEN {GPUS} ELSE {M_GPUS} END"
 """SQL for the GPUs at which a sample of `SAMPLES` was measured; `T_NODES` and `T_EACH` are its two factors."""
 
 LEAST_S, WITHIN, IDLE_USE = 1e-6, 0.9, 0.1
-"""Shortest sample that counts, in seconds; share of a sample that must lie after a change of blocks; GPU use below
-which GPUs are idle."""
+"""Shortest sample that counts, in seconds; least share of it after a change of blocks; GPU use of idle GPUs."""
 
 MEASURED = f"""t.seconds > {LEAST_S} AND t.samples > 0
             AND (m.number IS NULL OR t.time - {WITHIN} * t.seconds >= m.time)"""
@@ -299,10 +297,7 @@ class JobSummary:
     report_note: Annotated[str, Of("j.report_note", "what was wrong with its directory or reports, as a sentence")]
     start_time: Annotated[float | None, Of(_STARTED, "first start, Unix seconds")]
     end_time: Annotated[float | None, Of("j.end_time", "end, Unix seconds; null until then")]
-    jct_s: Annotated[
-        float | None,
-        Of("j.end_time - j.submit_time", "job completion time: submission to end, seconds; null until the end"),
-    ]
+    jct_s: Annotated[float | None, Of("j.end_time - j.submit_time", "JCT: submission to end, seconds; null until then")]
     shape: Annotated[
         Shape | None,
         Of("n.nodes", "nodes of its newest run; null if it has not run"),
@@ -352,9 +347,7 @@ class JobSummary:
             "step of the last report with a loss that is not a finite number",
         ),
     ]
-    strategy: Annotated[
-        str | None, Of("j.strategy", "training strategy that the job named; null for plain data parallel")
-    ]
+    strategy: Annotated[str | None, Of("j.strategy", "training strategy of the job; null for plain data parallel")]
     limits: Annotated[StrategyLimits | None, Of("j.limits", "limits of the strategy, a JSON object")]
 
     def __hash__(self) -> int:
@@ -363,8 +356,7 @@ class JobSummary:
 
     @property
     def local_batch(self) -> int | None:
-        """Largest number of samples in a forward pass of one replica, or of one GPU without a training strategy. None
-        if unknown."""
+        """Most samples in a forward pass of a replica (without a strategy, of a GPU); None if unknown."""
         if self.batch is None or not self.passes or not self.shape or not self.shape.gpus:
             return None
         return -(-self.batch // (replicas(self.limits, self.shape.gpus) * self.passes))
