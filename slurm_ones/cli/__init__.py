@@ -29,8 +29,7 @@ _PANELS = {name: panel for panel, group in _GROUPS.items() for name in group}
 
 
 class _Commands(TyperGroup):
-    """Command group that imports a command's module only when it is needed, so that `why` does not wait for `run`'s
-    imports."""
+    """Command group that imports a command's module only when needed, so that `why` does not wait for `run`'s."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(_MODULES)

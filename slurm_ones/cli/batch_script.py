@@ -1,5 +1,4 @@
-"""Parser of batch scripts: it reads their directives as sbatch does, and finds their calls of ones-run as the shell
-would.
+"""Parser of batch scripts: it reads directives as sbatch does, and finds calls of ones-run as the shell would.
 
 Each form of a directive was compared with sbatch 26.05 (tests/test_batch_script.py).
 """
@@ -156,8 +155,7 @@ def _directive(number: int, rest: str, options: dict[str, tuple[int, str]]) -> I
 
 
 def options_in(words: list[str]) -> Iterator[tuple[str, str]]:
-    """Yield (option's long name, value) for each of sbatch's arguments. Any other word is yielded as if it were an
-    option."""
+    """Yield (option's long name, value) for each of sbatch's arguments; any other word counts as an option."""
     while words:
         word = words.pop(0)
         name, equals, value = word.partition("=")
@@ -305,8 +303,7 @@ class Call:
 
     @property
     def takes_over(self) -> bool:
-        """True if ones-run replaces the batch shell (`exec`), so that it receives the signals that Slurm sends to the
-        shell."""
+        """True if ones-run replaces the batch shell (`exec`), so that it receives the shell's signals."""
         if self.command.piped or self.command.background or self.prefix[:1] != ("exec",):
             return False
         return not any(word[:1].isalpha() and not _is(word, _HAND_ON) and "=" not in word for word in self.prefix[1:2])
@@ -334,8 +331,7 @@ def _call(command: Command) -> Call | None:
 
 
 def requeues_itself(found: list[Command]) -> int:
-    """Return the number of the line in which the script requeues its job or submits itself again; 0 if there is
-    none."""
+    """Return the number of the line in which the script requeues its job or submits itself; 0 if none does."""
     for one in found:
         text = " ".join(one.words)
         again = _is(one.words[0], {"sbatch"}) and re.search(r"\$\{?0\b|:\$\{?SLURM_(ARRAY_)?JOB_?ID\b", text)

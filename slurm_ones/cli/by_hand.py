@@ -1,5 +1,4 @@
-"""Commands `slurm-ones resize`, `pin`, `release`, `guests`, `estimate` and `rehearse`, with which owners change their
-jobs' sizes.
+"""Commands with which owners change their jobs' sizes: `resize`, `pin`, `release`, `guests`, `estimate`, `rehearse`.
 
 `resize` and `pin` write the size into the job's comment (`size=8`), and the companion then carries it out. Slurm lets
 owners change their jobs' comments at every site. `release` removes the size from the comment. The other three need no
@@ -64,8 +63,7 @@ def gpus_of(size: str) -> int:
 
 
 def shape_of(size: str) -> tuple[int, int]:
-    """Return (nodes, GPUs per node) of a size that a user wrote; (0, GPUs) if it is a number of GPUs. Raises
-    `BadInput`."""
+    """Return (nodes, GPUs per node) of a size that a user wrote; (0, N) for N GPUs. Raises `BadInput`."""
     match = re.fullmatch(r"(?:([0-9]{1,5})[x×])?([0-9]{1,6})", size.strip())
     if match is None or not 1 <= int(match[1] or 1) * int(match[2]) <= MAX_GPUS:
         raise BadInput(f"{size!r} is no size: write GPUs, such as 8, or nodes x GPUs of each, such as 2x4")
@@ -73,8 +71,7 @@ def shape_of(size: str) -> tuple[int, int]:
 
 
 def look(client: CommandClient, job_id: int) -> WholeJob:
-    """Return the job as Slurm shows it now. Raises `BadInput` if Slurm does not know it, and `SlurmError` for other
-    errors."""
+    """Return the job as Slurm shows it now. Raises `BadInput` if Slurm does not know it, and `SlurmError`."""
     tasks: Sequence[SlurmJob] = ()
     with suppress(SlurmError):
         tasks = client.tasks(job_id)
@@ -84,9 +81,8 @@ def look(client: CommandClient, job_id: int) -> WholeJob:
     try:
         return WholeJob.of(client.job(job_id))
     except UnknownJob:
-        raise BadInput(
-            f"job {job_id}: Slurm does not know it: it never existed, or it ended some time ago (see squeue --me)"
-        ) from None
+        problem = "Slurm does not know it: it never existed, or it ended some time ago (see squeue --me)"
+        raise BadInput(f"job {job_id}: {problem}") from None
 
 
 def _whole_node(job: WholeJob) -> int:
@@ -190,9 +186,7 @@ def _take_back(client: CommandClient, job: int) -> None:
     try:
         ask(client, look(client, job), None)
     except SlurmError as error:
-        raise BadInput(
-            f"job {job}: the request could not be withdrawn: {error}: run slurm-ones release {job}"
-        ) from None
+        raise BadInput(f"job {job}: the request was not withdrawn: {error}: run slurm-ones release {job}") from None
 
 
 @command
@@ -385,9 +379,7 @@ def _wait(what: str, seconds: float, holds: Callable[[], bool]) -> None:
 
 
 def rehearsed(client: CommandClient, job: WholeJob, timeout_s: float, say: Callable[[str], None]) -> dict[str, float]:
-    """Make the job write a checkpoint and restart. Return the seconds of each part of `BILL`, and the checkpoint's
-    bytes.
-
+    """Make the job write a checkpoint and restart. Return the seconds of each part of `BILL`, and the bytes written.
     Raises `BadInput` if the job writes no checkpoint or does not restart, and `SlurmError` if Slurm refuses or does not
     answer.
     """

@@ -139,10 +139,8 @@ def _array(script: Script, optin: OptIn | None) -> Iterator[ScriptFinding]:
         if len(tasks_of(array)) == 1:
             yield error(line, f"--array={array}: an array's only task keeps its size: leave --array out")
             return
-        text = (
-            "each task of its array is a job of its own, and the last task keeps its size; for one job of all tasks:  "
-        )
-        yield warning(line, f"{text}array=blocks")
+        text = "each task of its array is a job of its own, and the last task keeps its size"
+        yield warning(line, f"{text}; for one job of all tasks:  array=blocks")
         if "%" in array:
             yield warning(line, f"--array={array}: tasks keep their sizes while others wait for this throttle")
 
@@ -158,14 +156,11 @@ def _launch(script: Script, optin: OptIn | None) -> Iterator[ScriptFinding]:
         if call.launcher:
             yield error(call.command.line, f"ones-run starts the ranks itself: call it without {call.launcher}")
         elif call.container:
-            text = (
-                f"in a container ones-run may find no srun and no scontrol: ones-run --container '{call.container}' …"
-            )
+            text = f"in a container ones-run may find no srun and scontrol: ones-run --container '{call.container}' …"
             yield warning(call.command.line, text)
     if line := requeues_itself(found):
-        yield warning(
-            line, "the script requeues or submits itself, and ones-run requeues the job too: leave out one of the two"
-        )
+        text = "the script requeues or submits itself, and ones-run requeues the job too: leave out one of the two"
+        yield warning(line, text)
     if script.warned and not hands_on(found):
         yield from _dies(next((one for one in launches if not (one.takes_over or one.launcher)), None))
     yield from _several(launches, script)
@@ -218,9 +213,7 @@ def _gpus_asked(script: Script) -> tuple[str, int]:
 def _kinds(script: Script, optin: OptIn) -> Iterator[ScriptFinding]:
     (kind, gpus), line = _gpus_asked(script), script.line("--comment")
     if optin.kinds and not gpus:
-        yield warning(
-            line, "kinds= has no effect, because the script does not request GPUs by --gres or --gpus-per-node"
-        )
+        yield warning(line, "kinds= has no effect, since the script does not request GPUs by --gres or --gpus-per-node")
     if optin.kinds and kind and ANY not in optin.kinds and kind not in optin.kinds:
         yield warning(line, f"it asks for {kind} GPUs, which its kinds={','.join(optin.kinds)} leaves out")
 
@@ -323,9 +316,7 @@ def _steps(within: list[SizeLimits], step: int, text: str) -> list[ScriptFinding
 @command
 def check(
     what: Annotated[str, typer.Argument(metavar="SCRIPT|COMMENT", help="A batch script, or a comment in quotes.")],
-    spec: Annotated[
-        Path | None, typer.Option(help="spec.json of an earlier run, to check its training strategy's limits too.")
-    ] = None,
+    spec: Annotated[Path | None, typer.Option(help="spec.json of an earlier run, for its strategy's limits.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Check if a job could be resized. The exit code is 0 if it could, and 1 if it could not or there are errors."""

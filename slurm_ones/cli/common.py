@@ -44,14 +44,8 @@ def is_terminal(stream: TextIO | None) -> bool:
 console = Console(highlight=False, emoji=False, width=None if is_terminal(sys.stdout) else 160)
 errors = Console(stderr=True, highlight=False, emoji=False)
 
-ConfigOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--config",
-        "-c",
-        help="Settings file (default: ~/.config/slurm-ones/config.toml, else /etc/slurm-ones/config.toml).",
-    ),
-]
+_FILES = "~/.config/slurm-ones/config.toml, else /etc/slurm-ones/config.toml"
+ConfigOption = Annotated[Path | None, typer.Option("--config", "-c", help=f"Settings file (default: {_FILES}).")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 DatabaseOption = Annotated[str, typer.Option("--database", help="Database URL, in place of the one in the settings.")]
 
@@ -181,11 +175,9 @@ def published_for(settings: Settings) -> Path | None:
 
 
 def store_of_reader(settings: Settings, *, named: bool = False) -> Store:
-    """Open the job database for reading. A user who may not read it gets the file that the companion published for
-    them.
+    """Open the job database for reading; for a user who may not, the file that the companion published for them.
 
-    If the command line names the database (`named`), no file replaces it. Raises `NotSeenYet` if there is neither a
-    database nor such a file.
+    If the command line names the database (`named`), no file replaces it. Raises `NotSeenYet` if neither exists.
     """
     folder = None if named else published_for(settings)
     if folder is None:
@@ -281,13 +273,10 @@ def moment(text: str, what: str = "", now: float | None = None) -> float:
         found = datetime.datetime.fromisoformat(re.sub("Z$", "+00:00", word)).timestamp()
     except (ValueError, OverflowError, OSError):
         found = math.nan
-    if not math.isfinite(found):
-        raise _bad(
-            text,
-            what,
-            "is no time: write a date such as 2026-11-22 or 2026-11-22T18:00, how long ago such as 7d, or Unix seconds",
-        )
-    return found
+    if math.isfinite(found):
+        return found
+    forms = "a date such as 2026-11-22 or 2026-11-22T18:00, how long ago such as 7d, or Unix seconds"
+    raise _bad(text, what, f"is no time: write {forms}")
 
 
 def span(since: str, until: str) -> tuple[float, float]:

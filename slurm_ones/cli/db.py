@@ -118,18 +118,13 @@ def maintain(
     config: ConfigOption = None,
     database: DatabaseOption = "",
     older_than: Annotated[
-        str,
-        typer.Option(help="Keep one sample a minute of jobs that ended longer ago, such as 7d (default: settings)."),
+        str, typer.Option(help="Keep one sample a minute of jobs that ended longer ago: 7d (default: settings).")
     ] = "",
     hours_older_than: Annotated[
-        str,
-        typer.Option(help="Keep one sample an hour of jobs that ended longer ago, such as 90d (default: settings)."),
+        str, typer.Option(help="Keep one sample an hour of jobs that ended longer ago: 90d (default: settings).")
     ] = "",
     forget_older_than: Annotated[
-        str,
-        typer.Option(
-            help="Delete decisions without effect and resize steps of jobs ended longer ago (default: settings)."
-        ),
+        str, typer.Option(help="Delete decisions without effect and resize steps of older jobs (default: settings).")
     ] = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be done.")] = False,
 ) -> None:

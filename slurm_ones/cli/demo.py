@@ -29,8 +29,7 @@ TAKES_S = 90
 def demo(
     no_browser: Annotated[bool, typer.Option("--no-browser", help="Print only the page's address.")] = False,
     directory: Annotated[
-        Path | None,
-        typer.Option(help="New or empty directory for all files of the demo (default: a new temporary one)."),
+        Path | None, typer.Option(help="New or empty directory for all files (default: a new temporary one).")
     ] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the page; 0: any that is free.")] = 0,
     small: Annotated[bool, typer.Option("--small", help="Fewer and shorter trainings.", hidden=True)] = False,

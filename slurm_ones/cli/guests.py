@@ -25,8 +25,7 @@ LONG_EXEMPT_S = 60.0
 """PreemptExemptTime above which there is a warning, in seconds. For that time after its start, a guest is not
 preempted, and other jobs wait for it."""
 WANTED = ("youngest_first", "send_user_signal", "reclaim_licenses")
-"""Recommended options of PreemptParameters: preempt the youngest guest first, signal its script, and reclaim
-licences."""
+"""Options to have in PreemptParameters: preempt the youngest guest first, signal its script, reclaim licences."""
 OLD_WANTED = ("preempt_youngest_first", "preempt_send_user_signal")
 """`WANTED` as options of SchedulerParameters, for releases of Slurm without PreemptParameters."""
 
@@ -74,8 +73,7 @@ class GuestSite(NamedTuple):
     associations: frozenset[tuple[str, str]] = frozenset()
     """Associations of users: (account, user)."""
     checkpoint: tuple[int, float] | None = None
-    """(job id, seconds) of the slowest checkpoint of the last `LATELY_S` that was written for a resize; None if none
-    was."""
+    """(job id, seconds) of the slowest checkpoint for a resize within the last `LATELY_S`; None if there is none."""
 
     def value(self, name: str) -> str:
         """Return a setting of slurm.conf; "" if it is not set."""
@@ -120,8 +118,7 @@ def sacctmgr(*asked: str, fields: str) -> list[list[str]]:
 
 
 def examine_guests(site: GuestSite, settings: Settings) -> Iterator[SiteFinding]:
-    """Yield all findings about guests. If the settings name no guests, check the recipe that suits the site: by QOS or
-    by partition."""
+    """Yield all findings about guests. Without guests in the settings, check the recipe that suits the site."""
     default = next((one.name for one in site.partitions.values() if one.default), min(site.partitions, default=""))
     wanted = dict(settings.guests)
     if not wanted:
@@ -205,9 +202,8 @@ def _qos_of_guests(site: GuestSite, guest: PreemptedQos, set_it: str) -> Iterato
     if "suspend" in mode or "gang" in mode:
         yield bad(what, f"PreemptMode={mode}", "suspended jobs keep their GPUs", (f"{set_it} preemptmode=cancel",))
     elif "requeue" in mode:
-        yield note(
-            what, f"PreemptMode={mode}", "the companion holds guests, so that they do not start again by themselves"
-        )
+        advice = "the companion holds guests, so that they do not start again by themselves"
+        yield note(what, f"PreemptMode={mode}", advice)
     else:
         yield ok(what, f"PreemptMode={mode}")
     if lacks := _grace(site, guest.grace_s):

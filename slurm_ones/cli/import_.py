@@ -115,16 +115,12 @@ def _imports() -> None:
 @command
 def sacct(
     file: Annotated[
-        Path | None,
-        typer.Argument(help="Output of sacct --parsable2 with its header, from any machine (default: run sacct)."),
+        Path | None, typer.Argument(help="sacct --parsable2 with header, from any machine (default: run sacct).")
     ] = None,
     since: Annotated[str, typer.Option(help=f"Start: 2026-01-31, or an age such as 30d (default: {SINCE}).")] = "",
     until: Annotated[str, typer.Option(help="End (default: now).")] = "",
     cluster: Annotated[
-        str,
-        typer.Option(
-            help="Another cluster in the same accounting; its jobs are stored under its name (default: this cluster)."
-        ),
+        str, typer.Option(help="Another cluster of this accounting, whose name its jobs get (default: this one).")
     ] = "",
     config: ConfigOption = None,
     database: DatabaseOption = "",
@@ -191,11 +187,9 @@ def described(work: PastWorkload) -> list[str]:
             f"run time: median {seconds(work.run_s.median)}, nine in ten within {seconds(work.run_s.most)}; "
             f"waiting: {seconds(work.wait_s.median)}, {seconds(work.wait_s.most)}; {work.restarted} ran several times"
         )
-    if work.gpus is not None:
-        lines.append(
-            f"GPUs: median {work.gpus.median:.0f}, nine in ten at most {work.gpus.most:.0f}; "
-            f"{work.gpu_hours:.1f} GPU-hours"
-        )
+    if (gpus := work.gpus) is not None:
+        hours = f"{work.gpu_hours:.1f} GPU-hours"
+        lines.append(f"GPUs: median {gpus.median:.0f}, nine in ten at most {gpus.most:.0f}; {hours}")
     else:
         lines.append("GPUs: none. If jobs had GPUs, accounting does not count them: set AccountingStorageTRES=gres/gpu")
     lines += [

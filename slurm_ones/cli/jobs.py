@@ -60,9 +60,8 @@ def selected(
 ) -> JobFilter:
     """Return the filter that a command's options describe. Raises `typer.BadParameter` if a word in them is wrong."""
     users = _words(user) | ({getpass.getuser()} if me else frozenset())
-    return JobFilter(
-        users, _words(partition), _words(account), _states(states), frozenset(map(job_number, _words(jobs)))
-    )
+    ids = frozenset(map(job_number, _words(jobs)))
+    return JobFilter(users, _words(partition), _words(account), _states(states), ids)
 
 
 def _words(text: str) -> frozenset[str]:
@@ -155,9 +154,8 @@ def _show(found: list[ShownJob]) -> None:
     shown, width, left_out = measured(columns, found, console.width if console.is_terminal else None)
     console.print(shown, width=width, crop=False)
     if left_out:
-        console.print(
-            f"[dim]the terminal is too narrow for {', '.join(left_out)}; --json has all columns[/]", soft_wrap=True
-        )
+        narrow = f"the terminal is too narrow for {', '.join(left_out)}; --json has all columns"
+        console.print(f"[dim]{narrow}[/]", soft_wrap=True)
     if kept := counted(one.cause for one in found if one.cause):
         console.print(kept, soft_wrap=True)
     for note in notes(found):

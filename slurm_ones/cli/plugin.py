@@ -17,9 +17,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-IncludeOption = Annotated[
-    Path | None, typer.Option("--include", help="Folder that holds slurm/spank.h, if the compiler does not find it.")
-]
+IncludeOption = Annotated[Path | None, typer.Option("--include", help="Folder with slurm/spank.h, if none is found.")]
 
 
 @app.command()
@@ -40,9 +38,7 @@ def install(
     to: Annotated[Path, typer.Argument(metavar="DIR", help="Where to write: for a site, the folder of slurm.conf.")],
     own: Annotated[bool, typer.Option("--own", help="Only for your own commands, without privileges.")] = False,
     include: IncludeOption = None,
-    spank: Annotated[
-        bool, typer.Option("--spank/--no-spank", help="Install the options of sbatch too, or only the checks.")
-    ] = True,
+    spank: Annotated[bool, typer.Option("--spank/--no-spank", help="sbatch's options too, or only the checks.")] = True,
 ) -> None:
     """Write the plugin's files to a folder, and print the lines to add to Slurm's own files."""
     written, todo = write_own(to, include, look()) if own else write_site(to, include, spank, _seen())
@@ -61,8 +57,7 @@ def _seen() -> PluginSite | None:
 @app.command()
 @command
 def check() -> None:
-    """Check that Slurm loads the plugin and that it works. No job is submitted. The exit code is 1 if something does
-    not work."""
+    """Check that Slurm loads the plugin and that it works. No job is submitted. The exit code is 1 if it does not."""
     findings = trial(look())
     for one in findings:
         say(f"{'ok' if one.good else 'NO':4}{one.what:12}{one.text}", 500)

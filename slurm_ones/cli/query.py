@@ -34,8 +34,7 @@ from slurm_ones.cli.common import (
 from slurm_ones.text import plain, safe
 
 TABLE_ROWS = 1_000
-"""Largest number of rows of a table without `--limit`. All of them are read before printing, because they decide the
-column widths."""
+"""Most rows of a table without `--limit`. All of them are read before printing, since they decide column widths."""
 
 
 class Format(str, Enum):
@@ -133,8 +132,7 @@ _PLAIN: Mapping[str, tuple[Callable[[str], int | float | None], str]] = {
     "float": (lambda text: _number(text, float), "a number, such as 0.5"),
     "bool": (lambda text: {"0": 0, "1": 1, "false": 0, "true": 1}.get(text.lower()), "0 or 1"),
 }
-"""(Parser, description) of each kind of parameter that does not depend on the time. The parser returns None for bad
-text."""
+"""(Parser, description) of each kind of parameter that is no time. The parser returns None for bad text."""
 
 
 def _guessed(text: str) -> int | float | str:

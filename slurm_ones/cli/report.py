@@ -33,15 +33,12 @@ from slurm_ones.simulate import BadInput
 
 @command
 def report(
-    job: Annotated[
-        int | None, typer.Argument(help="Job id (default: all jobs, or those that the options select).", **JOB_ID)
-    ] = None,
+    job: Annotated[int | None, typer.Argument(help="Job id (default: all that the options select).", **JOB_ID)] = None,
     user: Annotated[str, typer.Option("--user", "-u", help="Only jobs of this user.")] = "",
     since: Annotated[str, typer.Option(help=f"Only jobs that had not ended at this time: {TIMES}.")] = "",
     until: Annotated[str, typer.Option(help="Only jobs that were submitted before this time.")] = "",
     html: Annotated[
-        Path | None,
-        typer.Option(help="Also write the report as a page to this file; it needs no other file and no network."),
+        Path | None, typer.Option(help="Also write a page to this file, which needs no other file and no network.")
     ] = None,
     config: ConfigOption = None,
     database: DatabaseOption = "",

@@ -52,8 +52,7 @@ log = logging.getLogger(__name__)
 REFUSED = 78
 """Exit code if the settings are refused (EX_CONFIG). With it, systemd does not restart the service."""
 JITTER = 0.05
-"""Largest random change of a wait, as a share of it, so that companions of several clusters do not query Slurm in
-step."""
+"""Largest random change of a wait, as a share of it: companions of several clusters then query Slurm at other times."""
 RETRY_S = 30.0
 """Seconds between a service's tries to reach controller or database."""
 SPARE_S = 30.0
@@ -152,13 +151,11 @@ class _Service:
     def _stop(self, *_: object) -> None:
         settings = self.current.settings
         self.stop.set()
-        self.notifier.stopping(
-            "stops, and releases what it holds", settings.resize.leave_s + 2 * settings.timeout_s + SPARE_S
-        )
+        seconds = settings.resize.leave_s + 2 * settings.timeout_s + SPARE_S
+        self.notifier.stopping("stops, and releases what it holds", seconds)
 
     def retried(self, call: Callable[[], T]) -> T:
-        """Return the result of `call`. A service repeats the call until controller and database answer. Others raise
-        the error."""
+        """Return the result of `call`. A service repeats it until controller and database answer; others raise."""
         while True:
             try:
                 return call()
@@ -219,10 +216,7 @@ def run(
     ] = None,
     own: Annotated[bool, typer.Option("--own", help="User mode: your own jobs only.")] = False,
     ticks: Annotated[
-        int,
-        typer.Option(
-            min=0, help="For cron: end after this many ticks, and once no resize needs the companion; 0: never end."
-        ),
+        int, typer.Option(min=0, help="For cron: end after N ticks, once no resize needs the companion; 0: never.")
     ] = 0,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log each step of each resize.")] = False,
 ) -> None:

@@ -53,8 +53,7 @@ _CLUSTER = re.compile(r"(\d{1,5})x(\d{1,3})(?::([a-z0-9]{1,20}))?")
 
 
 def parse_cluster(text: str) -> tuple[Part, ...]:
-    """Parse nodes x GPUs per node such as `16x4`, or one such part per kind as in `8x4:a100+8x4:v100`. Raises
-    `BadInput`."""
+    """Parse nodes x GPUs per node: `16x4`, or a part for each kind: `8x4:a100+8x4:v100`. Raises `BadInput`."""
     from slurm_ones.simulate.spec import Part
     from slurm_ones.simulate.training.application import POWER
 
@@ -206,12 +205,8 @@ def simulate(
         ),
     ] = "philly",
     profiles: Annotated[Path | None, typer.Option(help="Folder of measured profiles, for a CSV workload.")] = None,
-    cluster: Annotated[
-        str, typer.Option(help="Nodes x GPUs per node; with several kinds of GPU: 8x4:a100+8x4:v100.")
-    ] = "16x4",
-    network: Annotated[
-        str | None, typer.Option(help="Leaf switches x nodes per switch : taper, such as 4x4:3 (with --idealized).")
-    ] = None,
+    cluster: Annotated[str, typer.Option(help="Nodes x GPUs per node, or by kind: 8x4:a100+8x4:v100.")] = "16x4",
+    network: Annotated[str | None, typer.Option(help="Leaf switches x nodes : taper, as 4x4:3 (--idealized).")] = None,
     slow_nodes: Annotated[str | None, typer.Option(help="Slow nodes as COUNT:RELATIVE-SPEED, such as 2:0.7.")] = None,
     policy: Annotated[
         list[str] | None,
@@ -228,10 +223,7 @@ def simulate(
     hours: Annotated[float | None, typer.Option(help="Hours of submissions (default: follows from --load).")] = None,
     rigid: Annotated[float, typer.Option(help="Share of rigid jobs.")] = 0.0,
     deadlines: Annotated[
-        float,
-        typer.Option(
-            help="Share of jobs with a deadline: 0.5 to 1.5 times the job's time by itself at its requested size."
-        ),
+        float, typer.Option(help="Share of jobs with deadline: 0.5 to 1.5 times their own time at the requested size.")
     ] = 0.0,
     interval: Annotated[
         float | None, typer.Option(help="Seconds between decisions (default: 60; hot: 15; workload ones-sc21: 10).")
@@ -251,27 +243,18 @@ def simulate(
         bool, typer.Option("--idealized", help="Simulate as published studies do: without Slurm, companion and noise.")
     ] = False,
     bound: Annotated[
-        bool,
-        typer.Option(
-            "--bound", help="Compute a lower bound of the mean JCT, and what the policies' jobs spend their time on."
-        ),
+        bool, typer.Option("--bound", help="Compute a lower bound of the mean JCT, and what jobs spend their time on.")
     ] = False,
     figures: Annotated[Path | None, typer.Option(help="Write all figures and jobs to this file, as JSON.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write a page with pictures to this file.")] = None,
     database: Annotated[str, typer.Option(help="URL of a new job database, with a cluster for each run.")] = "",
     processes: Annotated[int, typer.Option(min=0, help="Simulations at once; 0: one per core.")] = 0,
     executor: Annotated[
-        str,
-        typer.Option(
-            help="local, or slurm: one job of this site per policy and seed; continues if it is called again."
-        ),
+        str, typer.Option(help="local, or slurm: a job of this site per policy and seed; continues if called again.")
     ] = "local",
-    sbatch: Annotated[
-        str | None, typer.Option(help="Options of sbatch for these jobs, such as '--partition=cpu --time=4:00:00'.")
-    ] = None,
+    sbatch: Annotated[str | None, typer.Option(help="sbatch's options for these jobs: '-p cpu -t 4:00:00'.")] = None,
     directory: Annotated[
-        Path | None,
-        typer.Option(help="Folder for results and logs; compute nodes must see it (default: ./ones-study)."),
+        Path | None, typer.Option(help="Folder for results and logs; nodes must see it (default: ./ones-study).")
     ] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="Companion's setting, such as resize.dwell_s=60. Repeatable.")
@@ -315,10 +298,7 @@ def _plan(given: SimpleNamespace) -> StudyPlan:
     interval = usual if given.interval is None else given.interval
     for wrong, why in (
         (not 0 < interval < math.inf, f"--interval: {interval} is not above 0"),
-        (
-            given.idealized and given.settings,
-            "--set: these are settings of the companion, which --idealized does not use",
-        ),
+        (given.idealized and given.settings, "--set: the companion's settings, which --idealized does not use"),
         (given.network and not given.idealized, "--network: only --idealized simulates leaf switches"),
         (given.executor not in EXECUTORS, f"--executor: {given.executor!r:.40} is neither local nor slurm"),
         (

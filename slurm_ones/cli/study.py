@@ -33,31 +33,23 @@ def study(
         typer.Argument(help="sacct --parsable2 with header, CSV, SWF, Philly, Helios, Acme, Alibaba (default: sacct)."),
     ] = None,
     since: Annotated[
-        str,
-        typer.Option(help="Start of the jobs to read with sacct: 2026-01-31, or an age such as 90d (default: 30d)."),
+        str, typer.Option(help="Start of the jobs to read with sacct: 2026-01-31, or an age: 90d (default: 30d).")
     ] = "",
     until: Annotated[str, typer.Option(help="End of the jobs to read with sacct (default: now).")] = "",
     partition: Annotated[str, typer.Option("--partition", "-p", help="Only jobs of this partition (sacct).")] = "",
     cluster: Annotated[
         str | None, typer.Option(help="Nodes x GPUs per node, such as 16x4 (default: the most that jobs held at once).")
     ] = None,
-    sample: Annotated[
-        float, typer.Option(help="Share of the jobs to use, for a --cluster smaller than the trace's own.")
-    ] = 1.0,
+    sample: Annotated[float, typer.Option(help="Share of jobs, for a --cluster smaller than the trace's own.")] = 1.0,
     jobs: Annotated[int, typer.Option(min=1, help="Most jobs that are simulated.")] = 100,
     seeds: Annotated[int, typer.Option(min=1, help="Number of random assignments of training curves to jobs.")] = 3,
-    profiles: Annotated[
-        Path | None, typer.Option(help="Folder of measured profiles (default: built-in figures).")
-    ] = None,
+    profiles: Annotated[Path | None, typer.Option(help="Folder of measured profiles (default: built-in ones).")] = None,
     html: Annotated[Path, typer.Option(help="File to write the page to.")] = PAGE,
     figures: Annotated[Path | None, typer.Option(help="File for all figures as JSON; FILE.csv: as CSV.")] = None,
     database: Annotated[str, typer.Option(help="URL of a new job database, with a cluster for each run.")] = "",
     processes: Annotated[int, typer.Option(min=0, help="Simulations at once; 0: one per core.")] = 0,
     directory: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder for each run's results, so that a stopped study continues (default: next to the page)."
-        ),
+        Path | None, typer.Option(help="Folder by which a stopped study continues (default: next to the page).")
     ] = None,
 ) -> None:
     """Estimate what elastic jobs would gain here: simulate past jobs with 0, 20, 50 and 100 % of them elastic.

@@ -111,8 +111,7 @@ _EACH_BLOCK = "# Each block runs this script: nothing may stand here that must r
 
 
 def batch_script(name: str, site: SiteRecord, wishes: Wishes = Wishes()) -> str:
-    """Return a batch script for a site. Raises `BadInput` if a value does not fit into an `#SBATCH` line or the
-    comment."""
+    """Return a batch script for a site. Raises `BadInput` if a value does not fit into `#SBATCH` or the comment."""
     for word in (wishes.account, wishes.partition, wishes.time):
         if not all(char.isalnum() or char in "-_.:," for char in word):
             raise BadInput(f"{word!r} is no word of Slurm's: letters, digits, and any of - _ . : ,")
@@ -200,21 +199,14 @@ def summary(text: str) -> str:
 @command
 def template(
     name: Annotated[
-        str,
-        typer.Argument(help="Template or site (default: list them).", autocompletion=lambda: [*templates(), *SITES]),
+        str, typer.Argument(help="Template or site (none: list them).", autocompletion=lambda: [*templates(), *SITES])
     ] = "",
     account: Annotated[str, typer.Option(help="For a site's script: account to charge.")] = "",
-    partition: Annotated[
-        str, typer.Option(help="For a site's script: partition (default: the site's usual one).")
-    ] = "",
+    partition: Annotated[str, typer.Option(help="For a site's script: partition (default: its usual one).")] = "",
     gpus: Annotated[str, typer.Option(help="For a site's script: GPUs that you allow, such as 1-16.")] = "",
-    batch: Annotated[
-        str, typer.Option(help="For a site's script: global batches that you allow, such as 32-1024.")
-    ] = "",
+    batch: Annotated[str, typer.Option(help="For a site's script: batches that you allow, such as 32-1024.")] = "",
     time: Annotated[str, typer.Option(help="For a site's script: time limit, as in sbatch.")] = "",
-    guests: Annotated[
-        str, typer.Option(help="For a site's script: preemptible queue for guests: partition:NAME or qos:NAME.")
-    ] = "",
+    guests: Annotated[str, typer.Option(help="For a site's script: queue of guests: partition:NAME or qos:NAME.")] = "",
 ) -> None:
     """Print a batch script for a site, or a file of the package, to start from."""
     wishes = Wishes(account, partition, gpus, batch, time, guests)

@@ -24,14 +24,10 @@ def web(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     root: Annotated[str, typer.Option(help="Path under which a proxy serves the page, such as /node/n1/8675.")] = "",
     token: Annotated[
-        str,
-        typer.Option(envvar="SLURM_ONES_WEB_TOKEN", help="Secret that opens the page (default: a new one each time)."),
+        str, typer.Option(envvar="SLURM_ONES_WEB_TOKEN", help="Secret that opens the page (default: a new one).")
     ] = "",
     user_header: Annotated[
-        str,
-        typer.Option(
-            help="HTTP header in which a proxy names the user, who sees only their own jobs; replaces the token."
-        ),
+        str, typer.Option(help="Proxy's HTTP header that names the user, who sees only their jobs; replaces the token.")
     ] = "",
     config: ConfigOption = None,
     database: DatabaseOption = "",
