@@ -26,11 +26,6 @@ Step = Callable[[str, str], None]
 """Callback after each migration, with the new revision and the migration's title."""
 
 
-def head() -> str:
-    """Return this version's schema revision."""
-    return str(_alembic().script.ScriptDirectory.from_config(_config()).get_current_head())
-
-
 def current(url: str, *, unfinished: bool = False) -> str | None:
     """Return the schema revision of the database at a URL as `revision_of` does; None if it does not exist."""
     if not backend_of(url).exists():
@@ -88,7 +83,6 @@ def _alembic() -> Any:
     try:
         import alembic.command
         import alembic.config
-        import alembic.script
     except ImportError:
         raise StoreError(
             "creating and upgrading databases needs alembic, which is missing: pip install 'ones-db[migrate]'"
@@ -96,7 +90,7 @@ def _alembic() -> Any:
     return alembic
 
 
-def _config(connection: Connection | None = None, step: Step = lambda revision, what: None) -> Config:
+def _config(connection: Connection, step: Step) -> Config:
     config: Config = _alembic().config.Config()
     # Alembic's settings expand percent signs.
     config.set_main_option("script_location", str(SCRIPTS).replace("%", "%%"))

@@ -60,11 +60,6 @@ def _row(run: int, line: ReportLine) -> dict[str, Any]:
     return {"run_id": run, "number": line.number, "time": line.time, **row_of(line.report)}
 
 
-def _jobs(connection: Connection, cluster: int, job_ids: Collection[int]) -> dict[int, Row]:
-    rows = connection.execute(WITH_IDS, {"cluster": cluster, "keys": [*job_ids]}).mappings()
-    return known({row["job_id"]: row for row in rows}, job_ids)
-
-
 def _set_specs(connection: Connection, jobs: Mapping[int, Row], looks: Sequence[RunReports]) -> None:
     told = {look.job_id: spec_columns(look.spec) for look in looks if look.spec is not None}
     rows = [
@@ -220,7 +215,9 @@ class ReportStore(Transactions):
         Reports whose numbers are stored already are left out. A position in a file never goes back. A row is added for
         a run that no snapshot has shown. All is one transaction, so a tick needs one commit for any number of jobs.
         """
-        jobs = _jobs(connection, self._cluster, {look.job_id for look in looks})
+        asked = {look.job_id for look in looks}
+        found = connection.execute(WITH_IDS, {"cluster": self._cluster, "keys": [*asked]}).mappings()
+        jobs = known({row["job_id"]: row for row in found}, asked)
         _set_specs(connection, jobs, looks)
         # A spec by itself does not make a run: the job may be waiting.
         looks = [look for look in looks if look.offset > 0 or look.lines]

@@ -7,6 +7,7 @@ columns, and a few more for researchers.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -109,18 +110,13 @@ class SummaryStore(Transactions):
         return [part for _, run in groupby(rows, key=lambda row: row.run) for part in _parts(run)]
 
 
-def _believed(text: str | None) -> StrategyLimits | None:
-    try:
-        return decode_limits(text) if text is not None else None
-    except ProtocolError:
-        return None
-
-
 @lru_cache(maxsize=KEPT)
 def _summary(names: tuple[str, ...], values: tuple[Any, ...]) -> JobSummary:
     """Return the summary in a row. Equal rows give the same object."""
     row = dict(zip(names, values, strict=True))
-    limits = _believed(row["limits"])
+    limits: StrategyLimits | None = None
+    with suppress(ProtocolError):
+        limits = decode_limits(row["limits"]) if row["limits"] is not None else None
     gpus, most, passes = (row["nodes"] or 0) * (row["gpus_per_node"] or 0), row["max_local_batch"], row["passes"]
     if passes is None and row["batch"] is not None and gpus and most:
         # Said when it changes; until then, as many as the samples of a GPU take. Of whole numbers ⌈a / b⌉ = -(-a // b).

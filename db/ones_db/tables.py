@@ -8,6 +8,7 @@ end of its table, and in a migration.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from sqlalchemy import (
@@ -67,33 +68,20 @@ class SafeText(TypeDecorator[str]):
         return None if value is None else storable(value)
 
 
-def column(name: str, kind: Any, comment: str, *also: Any, nullable: bool = False, **options: Any) -> Column[Any]:
+def column(kind: Any, name: str, comment: str, *also: Any, nullable: bool = False, **options: Any) -> Column[Any]:
     return Column(name, kind, *also, nullable=nullable, comment=comment, **options)
 
 
-def whole(name: str, comment: str, **options: Any) -> Column[Any]:
-    return column(name, WHOLE, comment, **options)
-
-
-def number(name: str, comment: str, **options: Any) -> Column[Any]:
-    return column(name, Double(), comment, **options)
-
-
-def text(name: str, comment: str, **options: Any) -> Column[Any]:
-    return column(name, SafeText(), comment, **options)
-
-
-def flag(name: str, comment: str) -> Column[Any]:
-    return column(name, Boolean(), comment)
+whole, number, text, flag = (partial(column, kind) for kind in (WHOLE, Double, SafeText, Boolean))
 
 
 def key() -> Column[Any]:
-    return column("id", WHOLE, "key of the row", primary_key=True)
+    return whole("id", "key of the row", primary_key=True)
 
 
 def of(name: str, target: str, comment: str, **options: Any) -> Column[Any]:
     """Return a column with a foreign key."""
-    return column(name, WHOLE, comment, ForeignKey(target), autoincrement=False, **options)
+    return whole(name, comment, ForeignKey(target), autoincrement=False, **options)
 
 
 def table(name: str, comment: str, *items: Any) -> Table:
@@ -154,7 +142,7 @@ JOBS = table(
     whole("max_passes", "most forward passes per optimizer step", nullable=True),
     *reason("refusal"),
     whole("term", "for a job of blocks: number of the leader's term, as the job reports it", nullable=True),
-    column("hot", Boolean(), "for blocks: true if new ones load from memory, not from a checkpoint", nullable=True),
+    flag("hot", "for blocks: true if new ones load from memory, not from a checkpoint", nullable=True),
     whole("multiple_of", "global batches must be multiples of this, samples", nullable=True),
     text("strategy", "training strategy, as the job reports it; null for plain data parallel", nullable=True),
     text("limits", "limits of that strategy, as a JSON object (see the view `size_limits`)", nullable=True),

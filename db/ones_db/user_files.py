@@ -280,7 +280,6 @@ class ViewSource:
             return _file([(CLUSTERS, [(key, self._cluster)]), (HEALTH, said), (LEADERS, _plain(leaders))])
 
     def _key(self, connection: Connection) -> int:
-        """Return the key of the cluster (clusters.id)."""
         if self._known_key is None:
             check_revision(connection)
             self._known_key = connection.scalar(select(CLUSTERS.c.id).where(CLUSTERS.c.name == self._cluster))
@@ -365,11 +364,8 @@ def _decided() -> Select[Any]:
     return select(DECISION_JOBS).select_from(JOBS).join(DECISION_JOBS, mine).where(keyed(JOBS.c.id))
 
 
-_JOBS = select(JOBS).where(
-    newest(CLUSTER),
-    or_(JOBS.c.end_time.is_(None), JOBS.c.end_time > bindparam("since")),
-    observed(),
-)
+_LATELY = or_(JOBS.c.end_time.is_(None), JOBS.c.end_time > bindparam("since"))
+_JOBS = select(JOBS).where(newest(CLUSTER), _LATELY, observed())
 _JOBS_OF_USER = _JOBS.where(JOBS.c.user_name == bindparam("user"))
 _JOBS_OF_USER = _JOBS_OF_USER.order_by(JOBS.c.end_time.is_not(None), JOBS.c.submit_time.desc()).limit(MOST_JOBS)
 _FIGURES = (

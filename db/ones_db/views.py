@@ -219,6 +219,9 @@ RESIZED = f"""SELECT COUNT(*) FROM resizes z WHERE z.job_id = j.id AND z.state =
             AND z.ended IS NOT NULL AND z.restart >= 0"""
 """SELECT of the number of resizes of a running job j that took effect. A condition on the resize z may be appended."""
 
+PAUSED = "(SELECT COALESCE(SUM(z.pause_s), 0.0) FROM resizes z WHERE z.job_id = j.id)"
+"""SQL for the sum of the pauses of all resizes of a job j."""
+
 HAS_BLOCKS = "EXISTS (SELECT 1 FROM blocks b WHERE b.job_id = j.id)"
 
 B_UNTIL = """COALESCE(b.end_time, j.end_time, latest(b.start_time,
@@ -278,6 +281,11 @@ _BY_BLOCKS = "COALESCE(m.number, 0) > COALESCE(b.number, 0)"
 _BATCH = f"COALESCE(CASE WHEN {_BY_BLOCKS} THEN m.batch ELSE b.batch END, n.batch, p.batch)"
 _PASSES = f"CASE WHEN {_BY_BLOCKS} THEN NULL ELSE b.passes END"
 _STARTED = "(SELECT MIN(r.start_time) FROM runs r WHERE r.job_id = j.id)"
+_SPEED = _newest("throughput", "1.0 * t.samples / t.seconds", "p", f" AND t.seconds > {LEAST_S}")
+_RESIZING = """(SELECT z.state || CASE WHEN z.back THEN '_back' ELSE '' END FROM resizes z
+            WHERE z.job_id = j.id AND z.ended IS NULL LIMIT 1)"""
+_NONFINITE_STEP = """(SELECT r.nonfinite_step FROM runs r WHERE r.job_id = j.id AND r.nonfinite_step IS NOT NULL
+            ORDER BY r.restart DESC LIMIT 1)"""
 
 
 @dataclass(frozen=True)
@@ -308,13 +316,7 @@ class JobSummary:
     ]
     batch: Annotated[int | None, Of(_BATCH, "global batch last in force, samples")]
     passes: Annotated[int | None, Of(_PASSES, "forward passes per optimizer step; null if they are not reported")]
-    samples_per_s: Annotated[
-        float | None,
-        Of(
-            _newest("throughput", "1.0 * t.samples / t.seconds", "p", " AND t.seconds > 1e-6"),
-            "newest throughput that the job reported, samples/s",
-        ),
-    ]
+    samples_per_s: Annotated[float | None, Of(_SPEED, "newest throughput that the job reported, samples/s")]
     epoch: Annotated[int | None, Of("p.epoch", "epochs done")]
     epochs: Annotated[int | None, Of("j.epochs", "epochs that the job will train; 0 if unknown")]
     cursor: Annotated[int | None, Of("p.cursor", "samples of the current epoch already used")]
@@ -322,31 +324,11 @@ class JobSummary:
     loss: Annotated[float | None, Of(_newest_epoch("loss"), "newest loss that the job reported for an epoch")]
     accuracy: Annotated[float | None, Of(_newest_epoch("accuracy"), "newest accuracy reported for an epoch, 0 to 1")]
     resizes: Annotated[int, Of(f"({RESIZED})", "resizes of the running job that took effect, by requeue or by blocks")]
-    resizing: Annotated[
-        str | None,
-        Of(
-            "(SELECT z.state || CASE WHEN z.back THEN '_back' ELSE '' END FROM resizes z "
-            "WHERE z.job_id = j.id AND z.ended IS NULL LIMIT 1)",
-            "state of the open resize; null if no resize is open",
-        ),
-    ]
-    pause_s: Annotated[
-        float,
-        Of(
-            "(SELECT COALESCE(SUM(z.pause_s), 0.0) FROM resizes z WHERE z.job_id = j.id)",
-            "sum of the pauses of all its resizes, seconds; 0 if none is known",
-        ),
-    ]
+    resizing: Annotated[str | None, Of(_RESIZING, "state of the open resize; null if no resize is open")]
+    pause_s: Annotated[float, Of(PAUSED, "sum of the pauses of all its resizes, seconds; 0 if none is known")]
     attempts: Annotated[int, Of(_over_runs("attempts"), "restarts of the ranks within runs, over all runs")]
     nonfinite: Annotated[int, Of(_over_runs("nonfinite"), "steps with a loss that is not finite, over all runs")]
-    nonfinite_step: Annotated[
-        int | None,
-        Of(
-            "(SELECT r.nonfinite_step FROM runs r WHERE r.job_id = j.id AND r.nonfinite_step IS NOT NULL"
-            " ORDER BY r.restart DESC LIMIT 1)",
-            "step of the last report with a loss that is not a finite number",
-        ),
-    ]
+    nonfinite_step: Annotated[int | None, Of(_NONFINITE_STEP, "step of the last report with a loss that is not finite")]
     strategy: Annotated[str | None, Of("j.strategy", "training strategy of the job; null for plain data parallel")]
     limits: Annotated[StrategyLimits | None, Of("j.limits", "limits of the strategy, a JSON object")]
 
@@ -734,7 +716,7 @@ WHAT_IF = View(
             (SELECT SUM(t.seconds) {{measured}}) AS measured_s,
             (SELECT SUM(1.0 * t.samples) / SUM(t.seconds) {{measured}}) AS samples_per_s,
             f.hello_time - j.submit_time AS wait_s, j.end_time - j.submit_time AS jct_s,
-            (SELECT COALESCE(SUM(z.pause_s), 0.0) FROM resizes z WHERE z.job_id = j.id) AS pause_s,
+            {PAUSED} AS pause_s,
             (SELECT COALESCE(SUM(t.seconds), 0.0) {{trained}}) AS trained_s,
             (SELECT COALESCE(SUM(1.0 * t.samples), 0.0) {{trained}}) AS trained_samples,
             ({RESIZED}) AS resizes, ({RESIZED} AND z.mechanism = 'blocks') AS by_blocks

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from ones_db import StoreError, migrate
+from ones_db import SCHEMA_REVISION, StoreError, migrate
 from ones_db.engine import backend_of
 from ones_wrapper.protocol import SPOOL_FILE
 from ones_wrapper.protocol.optin import near_miss
@@ -224,8 +224,8 @@ def _database(client: SlurmClient, settings: Settings) -> Iterator[SiteFinding]:
         return
     if current is None:
         yield note("database", f"{place} does not exist yet", "slurm-ones run creates it")
-    elif current != migrate.head():
-        yield bad("database", f"schema {current}, not {migrate.head()}", "slurm-ones db upgrade")
+    elif current != SCHEMA_REVISION:
+        yield bad("database", f"schema {current}, not {SCHEMA_REVISION}", "slurm-ones db upgrade")
     else:
         yield ok("database", f"{place}, schema {current}")
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
 
 from ones_db import SCHEMA_REVISION, SchemaError, Store, StoreError, migrate
 from ones_db.engine import backend_of
@@ -48,7 +49,8 @@ def test_migrations_and_models_agree(url: str, before: str) -> None:
     with opened(url) as connection:
         context = MigrationContext.configure(connection, opts={"compare_type": True, "include_object": ours})
         assert compare_metadata(context, METADATA) == []
-    assert migrate.head() == SCHEMA_REVISION == migrate.current(url)
+    newest = ScriptDirectory(str(migrate.SCRIPTS)).get_current_head()
+    assert newest == SCHEMA_REVISION == migrate.current(url)
 
 
 def test_holds_of_an_older_companion_stay_ours(url: str) -> None:
@@ -102,7 +104,7 @@ def test_several_first_starts_make_one_database(kind: str, tmp_path: Path, reque
     together = forks.Barrier(number)
 
     def start() -> None:
-        migrate.head()
+        migrate._alembic()
         together.wait(60)
         migrate.upgrade(url)
         Store.open(url, "here")
