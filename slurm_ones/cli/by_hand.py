@@ -38,11 +38,12 @@ from slurm_ones.cli.common import (
     settings_of,
     store_of_reader,
 )
-from slurm_ones.cli.status import next_look
+from slurm_ones.cli.status import of_companion
 from slurm_ones.config import ConfigError
 from slurm_ones.jobs.elastic import WholeJob, arrays, whole_job
 from slurm_ones.jobs.other_companion import OtherCompanion
 from slurm_ones.jobs.reports import JobDirectories, read_reports
+from slurm_ones.service import wake
 from slurm_ones.show.live import NotSeenYet, read_live
 from slurm_ones.simulate import BadInput
 from slurm_ones.slurm.client import Refused, SlurmError, UnknownJob
@@ -52,6 +53,8 @@ from slurm_ones.slurm.model import SlurmJob
 POLL_S = 2.0
 SHOWN_S = 30.0
 """Seconds between two lines of progress."""
+WAKES_S = wake.GAP_S + 2 * wake.LOOK_S + 1
+"""Longest time from waking the companion to its tick, in seconds. It is longer if the companion was woken often."""
 
 SizeArgument = Annotated[str, typer.Argument(metavar="SIZE", help="GPUs, such as 8, or nodes × GPUs, such as 2x4.")]
 
@@ -136,6 +139,27 @@ def _why(job_id: int, asked: float) -> str:
         return ""
     seen = live.health is not None and (live.health.tick_time or 0.0) > asked
     return live.jobs[0].why if seen and live.jobs else ""
+
+
+def next_look() -> str:
+    """Wake the companion, and return a sentence on when it will look next."""
+    woken = False
+    try:
+        settings = settings_of(None)
+        woken = wake.wake(settings)
+        with store_of_reader(settings) as store:
+            now, leader, last = time.time(), store.leader(), store.health()
+    except (ConfigError, NotSeenYet, StoreError):
+        return "the companion's state is unknown; if none runs here (slurm-ones status), nothing resizes the job"
+    if problems := of_companion(now, leader, last):
+        return f"nothing resizes the job now: {problems[0]}"
+    assert last is not None
+    if last.tick_time is None:
+        return f"the companion has just started, and looks within {last.interval_s:.0f} s"
+    due_s = max(last.tick_time + last.interval_s - now, 0.0)
+    if due_s > WAKES_S and woken:
+        return f"the companion was woken: it looks within {WAKES_S:.0f} s, or in {due_s:.0f} s if it was woken often"
+    return f"the companion looks in {due_s:.0f} s"
 
 
 @command

@@ -275,7 +275,6 @@ def _examined(what: str) -> Verdict:
 
 
 def _limits(path: Path) -> StrategyLimits | None:
-    """Return the limits of the training strategy in a job's spec.json. Raises `BadInput`."""
     try:
         with path.open("rb") as file:
             return decode_spec(file.read(MAX_SPEC + 1)).limits

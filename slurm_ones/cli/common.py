@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any, ParamSpec, TextIO, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TextIO, TypeVar
 
 import typer
 from rich.console import Console
@@ -30,6 +30,9 @@ from slurm_ones.show.live import NotSeenYet
 from slurm_ones.simulate import BadInput
 from slurm_ones.slurm.client import SlurmError
 from slurm_ones.text import plain
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, ProgressColumn
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -59,6 +62,13 @@ def complain(text: str) -> None:
     """Print an error on stderr."""
     for line in text.splitlines():
         errors.print(f"slurm-ones: {plain(line, 2000)}", markup=False, soft_wrap=True)
+
+
+def bars(*columns: ProgressColumn) -> Progress:
+    """Return progress bars on stderr with a description, a bar and these columns. They vanish at their end."""
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    return Progress(TextColumn("{task.description}"), BarColumn(), *columns, console=errors, transient=True)
 
 
 def grid(*titles: str, right: Collection[str] = (), **options: Any) -> Table:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import MofNCompleteColumn, TaskID, TimeRemainingColumn
 
 from ones_db import Store, migrate
 from ones_db.copy import copy as copy_rows
@@ -18,6 +18,7 @@ from slurm_ones.cli.common import (
     UNITS,
     ConfigOption,
     DatabaseOption,
+    bars,
     command,
     console,
     errors,
@@ -35,8 +36,6 @@ from slurm_ones.config import ConfigError, Settings
 
 app = typer.Typer(add_completion=False, help="The job database.", no_args_is_help=True)
 app.command()(query)
-
-_BARS = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
 
 
 @app.command()
@@ -67,13 +66,13 @@ def copy(
     new, and name the new database in the settings. An interrupted copy continues if it is run again. Passwords come
     from ~/.pgpass, PGPASSWORD or a service file.
     """
-    with Progress(*_BARS, console=errors, transient=True) as bars:
+    with bars(MofNCompleteColumn(), TimeRemainingColumn()) as shown:
         tasks: dict[tuple[str, str], TaskID] = {}
 
         def show(what: str, table: str, done: int, total: int) -> None:
             if (what, table) not in tasks:
-                tasks[what, table] = bars.add_task(f"{table} {what}")
-            bars.update(tasks[what, table], completed=done, total=max(total, done))
+                tasks[what, table] = shown.add_task(f"{table} {what}")
+            shown.update(tasks[what, table], completed=done, total=max(total, done))
 
         moved = copy_rows(without_password(source), without_password(target), show)
     table = grid("table", "rows", "copied now", "SHA-256", right=("rows", "copied now"))
@@ -138,11 +137,11 @@ def maintain(
     with reading_store(settings) as known:
         cluster = known.cluster
     opened = reading_store(settings) if dry_run else Store.open(settings.database_url, cluster)
-    with opened as store, Progress(*_BARS, console=errors, transient=True) as bars:
-        tasks = {what: bars.add_task(words, total=None) for what, words in _STEPS.items()}
+    with opened as store, bars(MofNCompleteColumn(), TimeRemainingColumn()) as shown:
+        tasks = {what: shown.add_task(words, total=None) for what, words in _STEPS.items()}
 
         def show(what: str, finished: int, of: int) -> None:
-            bars.update(tasks[what], completed=finished, total=of)
+            shown.update(tasks[what], completed=finished, total=of)
 
         done = maintain_rows(store, ages, dry=dry_run, progress=show)
         lines = summary(done, dry_run)

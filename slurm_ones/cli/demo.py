@@ -62,7 +62,6 @@ def demo(
 
 
 def _run(folder: Path, jobs: tuple[DemoJob, ...], simulated: int, lacks: list[str], opens: bool, port: int) -> int:
-    """Run a demo, and return its exit code."""
     began = time.time()
 
     def at(when: float, line: str) -> None:

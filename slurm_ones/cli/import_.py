@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import typer
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import Progress, TimeRemainingColumn
 
 from ones_db import Imported, Store
 from slurm_ones.cli.common import (
     ConfigOption,
     DatabaseOption,
     JsonOption,
+    bars,
     command,
     complain,
-    errors,
     own_store,
     print_json,
     record_action,
@@ -83,10 +83,10 @@ def pieces_of(sacct: Sacct, since: float, until: float) -> Iterator[AccountingPi
         yield AccountingPiece(sacct.rows(start, end), by, f"row {{}} of sacct from {minute(start)} on")
 
 
-def bring(pieces: Sequence[AccountingPiece], store: Store, bars: Progress) -> Read:
+def bring(pieces: Sequence[AccountingPiece], store: Store, shown: Progress) -> Read:
     """Read the pieces of accounting in order, and store the jobs that ended in them."""
     read, past = Read(), PastJobs(lambda array: bool(store.jobs([array]) and store.blocks(array)))
-    task = bars.add_task("accounting", total=len(pieces))
+    task = shown.add_task("accounting", total=len(pieces))
     for piece in pieces:
         good: list[AccountingRow] = []
         for row in piece.rows:
@@ -101,7 +101,7 @@ def bring(pieces: Sequence[AccountingPiece], store: Store, bars: Progress) -> Re
         ended = iter(past.take(good, piece.end))
         while some := list(islice(ended, AT_ONCE)):
             read.stored = read.stored.plus(store.add_accounting(some))
-        bars.update(task, advance=1, description=f"accounting, {read.rows} rows")
+        shown.update(task, advance=1, description=f"accounting, {read.rows} rows")
     read.left = past.open
     return read
 
@@ -141,10 +141,9 @@ def sacct(
         pieces = [AccountingPiece(sacct_rows(file, cluster=cluster, local=True), inf, f"{file.name}: line {{}}")]
     else:
         pieces = list(pieces_of(Sacct(own), began, ended))
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
     with own_store(settings, cluster or settings.cluster or own) as store:
-        with Progress(*columns, console=errors, transient=True) as bars:
-            read = bring(pieces, store, bars)
+        with bars(TimeRemainingColumn()) as shown:
+            read = bring(pieces, store, shown)
         if read.stored.new or read.stored.changed:
             counts = f"{read.stored.new} jobs new, {read.stored.changed} changed"
             record_action(store, "import sacct", f"{file.name if file else f'since {since or SINCE}'}: {counts}")
@@ -159,18 +158,17 @@ def sacct(
         counts_of = {**read.stored._asdict(), "rows": read.rows, "bad_rows": len(read.bad), "requeued": read.left}
         print_json({"imported": counts_of, "workload": found})
     else:
-        for line in [*summary(read), *(described(found) if found else [])]:
+        for line in [summary(read), *(described(found) if found else [])]:
             say(line)
 
 
-def summary(read: Read) -> list[str]:
-    """Return lines about the result of an import."""
-    done = read.stored
-    bad = f", {len(read.bad)} of them bad" if read.bad else ""
-    return [
+def summary(read: Read) -> str:
+    """Return a sentence about the result of an import."""
+    done, bad = read.stored, f", {len(read.bad)} of them bad" if read.bad else ""
+    return (
         f"{read.rows} rows{bad}: {done.new} jobs new, {done.changed} changed, {done.same} unchanged, "
         f"{done.companion} that the companion has seen; {read.left} were requeued and have not ended"
-    ]
+    )
 
 
 def described(work: PastWorkload) -> list[str]:

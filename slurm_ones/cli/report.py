@@ -85,7 +85,6 @@ def _title(user: str, since: str, until: str) -> str:
 
 
 def _counted(told: dict[int, list[str]]) -> list[str]:
-    """Return lines on the number of jobs with advice."""
     jobs = [str(job_id) for job_id, texts in told.items() if texts]
     if not jobs:
         return []

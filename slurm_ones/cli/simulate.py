@@ -16,11 +16,11 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.progress import TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from ones_wrapper.protocol.choices import listed
 from slurm_ones.cli.batch_script import is_bare, options_in
-from slurm_ones.cli.common import check_outputs, command, complain, console, errors, grid, say
+from slurm_ones.cli.common import bars, check_outputs, command, complain, console, errors, grid, say
 from slurm_ones.simulate import BadInput
 from slurm_ones.text import plain, safe, seconds
 
@@ -406,11 +406,7 @@ def shown(runs: int, run: Callable[[OnProgress], Found]) -> Found:
     if not errors.is_terminal:
         return run(ProgressLines(runs, inform))
     shares: dict[tuple[str, int], float] = {}
-    columns = (
-        TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[last]}"),
-        TimeElapsedColumn(),
-    )  # fmt: skip
-    with Progress(*columns, console=errors, transient=True) as bar:
+    with bars(TaskProgressColumn(), TextColumn("{task.fields[last]}"), TimeElapsedColumn()) as bar:
         task = bar.add_task(f"{runs} runs", total=float(runs), last="")
 
         def on_progress(progress: RunProgress) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import datetime
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,32 +15,20 @@ import typer
 from ones_db import HealthRecord, LeaderRecord, ResizeRecord, Store, StoreError, migrate
 from ones_db.engine import backend_of
 from ones_wrapper.protocol import SPOOL_FILE
-from slurm_ones.cli.common import (
-    ConfigOption,
-    JsonOption,
-    command,
-    print_json,
-    published_for,
-    say,
-    settings_of,
-    store_of_reader,
-)
+from slurm_ones.cli.common import ConfigOption, JsonOption, command, print_json, published_for, say, settings_of
 from slurm_ones.config import SITE_VIEW, ConfigError, Settings, view_name
-from slurm_ones.service.wake import GAP_S, LOOK_S, wake
 from slurm_ones.show.columns import RESIZE, ShownResize, record
-from slurm_ones.show.live import LATE, NotSeenYet
+from slurm_ones.show.live import LATE
 from slurm_ones.show.why import slow_nodes_of
 from slurm_ones.slurm.client import SlurmError
 from slurm_ones.slurm.connect import connect
-from slurm_ones.text import changed, planned, seconds
+from slurm_ones.text import changed, clock, planned, seconds
 
 if TYPE_CHECKING:
     from slurm_ones.learn.nodes import SlowNode
 
 RECENT_S = 3600.0
 """Age up to which the last error is shown, in seconds."""
-WAKES_S = GAP_S + 2 * LOOK_S + 1
-"""Longest time from waking the companion to its tick, in seconds. It is longer if the companion was woken often."""
 SEVERAL = 2
 """Number of jobs with the same fault from which the fault is reported as the site's."""
 
@@ -69,14 +56,14 @@ class Status:
     """Slow nodes, as jobs' measurements show; empty for users who may not read the database."""
 
 
-def examine(settings: Settings, *, ask_slurm: bool = True, clock: Callable[[], float] = time.time) -> Status:
+def examine(settings: Settings, *, ask_slurm: bool = True, now: float | None = None) -> Status:
     """Return the state from the database, or from this user's published file; with `ask_slurm`, also from Slurm.
 
     Errors of database and Slurm are not raised, but become problems.
     """
     problems: list[str] = []
     slurm = _slurm(settings, problems) if ask_slurm else ""
-    now, folder = clock(), published_for(settings)
+    now, folder = time.time() if now is None else now, published_for(settings)
     place, schema = "", None
     try:
         url = settings.database_url if folder is None else f"sqlite:///{folder / SITE_VIEW}"
@@ -86,7 +73,12 @@ def examine(settings: Settings, *, ask_slurm: bool = True, clock: Callable[[], f
         schema = migrate.current(url)
         with Store.open(url, settings.cluster, read_only=True) as store:
             resizes = store.open_resizes() if folder is None else _own_resizes(settings, folder)
-            return _of(store, Status(False, (), now, store.cluster, place, schema, slurm), problems, resizes)
+            leader, last = store.leader(), store.health()
+            problems += [*of_companion(now, leader, last), *_of_site(store)]
+            return Status(
+                not problems, tuple(problems), now, store.cluster, place, schema, slurm, leader, last, tuple(resizes),
+                store.strategies(), tuple(slow_nodes_of(store, now).values()),
+            )  # fmt: skip
     except (ConfigError, StoreError) as error:
         problems.append(f"database: {error}" if folder is None else str(error))
     return Status(False, tuple(problems), now, settings.cluster, place, schema, slurm)
@@ -108,15 +100,6 @@ def _slurm(settings: Settings, problems: list[str]) -> str:
     except SlurmError as error:
         problems.append(f"Slurm: {error}")
         return ""
-
-
-def _of(store: Store, found: Status, problems: list[str], resizes: Sequence[ResizeRecord]) -> Status:
-    leader, last = store.leader(), store.health()
-    problems += [*of_companion(found.now, leader, last), *_of_site(store)]
-    return replace(
-        found, healthy=not problems, problems=tuple(problems), leader=leader, last=last, resizes=tuple(resizes),
-        strategies=store.strategies(), slow_nodes=tuple(slow_nodes_of(store, found.now).values()),
-    )  # fmt: skip
 
 
 def _of_site(store: Store) -> list[str]:
@@ -149,7 +132,7 @@ def of_companion(now: float, leader: LeaderRecord | None, last: HealthRecord | N
     elif last.tick_time is None or last.tick_time < leader.since:
         # None of its own yet.
         if now - leader.since > late_s:
-            problems.append(f"no tick yet, though {leader.holder} leads since {_time(leader.since)}")
+            problems.append(f"no tick yet, though {leader.holder} leads since {clock(leader.since)}")
     elif now - last.tick_time > late_s:
         problems.append(f"the last tick was {_ago(now, last.tick_time)}, and should come every {last.interval_s:.0f} s")
     if problems and last.error_time is not None and now - last.error_time < RECENT_S:
@@ -157,47 +140,21 @@ def of_companion(now: float, leader: LeaderRecord | None, last: HealthRecord | N
     return problems
 
 
-def next_look() -> str:
-    """Wake the companion, and return a sentence on when it will look next."""
-    woken = False
-    try:
-        settings = settings_of(None)
-        woken = wake(settings)
-        with store_of_reader(settings) as store:
-            now, leader, last = time.time(), store.leader(), store.health()
-    except (ConfigError, NotSeenYet, StoreError):
-        return "the companion's state is unknown; if none runs here (slurm-ones status), nothing resizes the job"
-    if problems := of_companion(now, leader, last):
-        return f"nothing resizes the job now: {problems[0]}"
-    assert last is not None
-    if last.tick_time is None:
-        return f"the companion has just started, and looks within {last.interval_s:.0f} s"
-    due_s = max(last.tick_time + last.interval_s - now, 0.0)
-    if due_s > WAKES_S and woken:
-        return f"the companion was woken: it looks within {WAKES_S:.0f} s, or in {due_s:.0f} s if it was woken often"
-    return f"the companion looks in {due_s:.0f} s"
-
-
 def _ago(now: float, then: float) -> str:
     return f"{seconds(max(now - then, 0.0))} ago"
-
-
-def _time(when: float) -> str:
-    return datetime.datetime.fromtimestamp(when).astimezone().isoformat(" ", "seconds")
 
 
 def lines(status: Status, *, asked: bool) -> list[str]:
     """Return the status as lines of text."""
     last, leader = status.last, status.leader
     shown = ["healthy" if status.healthy else "NOT HEALTHY", *(f"  {problem}" for problem in status.problems)]
-    shown.append(
-        f"database   {status.database or '?'}, schema {status.schema or 'none'}, cluster {status.cluster or '?'}"
-    )
+    known = f"schema {status.schema or 'none'}, cluster {status.cluster or '?'}"
+    shown.append(f"database   {status.database or '?'}, {known}")
     if asked:
         shown.append(f"Slurm      {status.slurm or 'does not answer'}")
     if leader is not None and leader.holder:
         beat = f"last heartbeat {_ago(status.now, leader.beat)}"
-        shown.append(f"companion  {leader.holder} leads since {_time(leader.since)} (term {leader.term}), {beat}")
+        shown.append(f"companion  {leader.holder} leads since {clock(leader.since)} (term {leader.term}), {beat}")
     if last is not None and last.tick_time is not None:
         shown.append(
             f"last tick  {_ago(status.now, last.tick_time)}, took {last.tick_s or 0:.2f} s, mode {last.mode}: "
@@ -212,10 +169,8 @@ def lines(status: Status, *, asked: bool) -> list[str]:
             f"{node.owners} owner{'s' * (node.owners != 1)} showed"
         )
     for resize in status.resizes:
-        change = ", ".join(filter(None, (changed(resize), planned(resize))))
-        shown.append(
-            f"resize     job {resize.job_id} {change}, {resize.stage}, begun {_ago(status.now, resize.started)}"
-        )
+        change = ", ".join(filter(None, (changed(resize), planned(resize), resize.stage)))
+        shown.append(f"resize     job {resize.job_id} {change}, begun {_ago(status.now, resize.started)}")
     if last is not None and last.error_time is not None:
         shown.append(f"last error {_ago(status.now, last.error_time)}: {last.error}")
     return shown

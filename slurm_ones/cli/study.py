@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.progress import BarColumn, Progress, TextColumn
 
-from slurm_ones.cli.common import check_outputs, command, errors, say, span
+from slurm_ones.cli.common import bars, check_outputs, command, say, span
 from slurm_ones.cli.simulate import end, inform, parse_cluster, print_table, shown
 from slurm_ones.simulate import BadInput
 from slurm_ones.text import seconds
@@ -120,7 +119,7 @@ def _read(path: Path | None, since: str, until: str, partition: str) -> Trace:
             raise BadInput(f"--since and --until are for sacct; {path} is read as a whole")
         return read_trace(path, partition)
     began, ended = span(since or SINCE, until)
-    with Progress(TextColumn("{task.description}"), BarColumn(), console=errors, transient=True) as bar:
+    with bars() as bar:
         task = bar.add_task("accounting", total=1.0)
         return read_sacct(
             Sacct(), began, ended, partition,

@@ -35,7 +35,7 @@ CLI = CliRunner()
 
 
 def problems(url: str, now: float) -> str:
-    return " | ".join(examine(Settings(database=url), ask_slurm=False, clock=lambda: now).problems)
+    return " | ".join(examine(Settings(database=url), ask_slurm=False, now=now).problems)
 
 
 def test_what_is_wrong_is_told(url: str) -> None:

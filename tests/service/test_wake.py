@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ones_db import HealthRecord, LeaderRecord, Store
-from slurm_ones.cli import status
+from slurm_ones.cli import by_hand
 from slurm_ones.companion import Companion, Tick
 from slurm_ones.config import Settings
 from slurm_ones.service.daemon import Daemon
@@ -168,7 +168,7 @@ def test_who_gave_an_order_reads_when_it_is_looked_at(
 
     if reached:
         waking(site, slurm)
-    monkeypatch.setattr(status, "settings_of", lambda config: site)
-    monkeypatch.setattr(status, "store_of_reader", lambda settings: Read())
-    monkeypatch.setattr(status.time, "time", lambda: 1000.0)
-    assert status.next_look() == said
+    monkeypatch.setattr(by_hand, "settings_of", lambda config: site)
+    monkeypatch.setattr(by_hand, "store_of_reader", lambda settings: Read())
+    monkeypatch.setattr(by_hand.time, "time", lambda: 1000.0)
+    assert by_hand.next_look() == said
