@@ -59,10 +59,7 @@ def this_process() -> str:
 
 
 class Backend(Protocol):
-    """A database on SQLite or PostgreSQL. `ones_db.engine.backend_of` makes it; other code works with either kind.
-
-    Methods with a body are defaults, which a kind of database may override.
-    """
+    """A database on SQLite or PostgreSQL, made by `ones_db.engine.backend_of`. Methods with a body are defaults."""
 
     place: str
     """Path of the database, or its URL without the password, for messages."""

@@ -1,8 +1,7 @@
 """Copy of all rows from one database to another, such as from SQLite to PostgreSQL, with a check of the result.
 
 Rows are compared in pages, in the order of their keys, and only pages that differ are copied. So a copy that was killed
-can be continued. To move a site, copy once while the companion runs and once after it has stopped: the second copy is
-short.
+can be continued. A site moves by one copy while the companion runs, and a second, short one after it has stopped.
 """
 
 from __future__ import annotations

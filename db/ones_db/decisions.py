@@ -137,9 +137,8 @@ class DecisionStore(Transactions):
     ) -> list[DecisionRecord]:
         """Return the last `limit` decisions, newest first, each with its jobs.
 
-        `before` selects decisions with a lower id, `user` the jobs of one user. `changes` selects jobs whose change the
-        companion began to carry out. `most` limits the jobs of each decision; those that get another shape or batch
-        come first.
+        `before` selects decisions with a lower id, `user` the jobs of one user, `changes` the jobs whose change the
+        companion began to carry out. `most` limits a decision's jobs: first those that get another shape or batch.
         """
         query = select(DECISIONS).where(DECISIONS.c.cluster_id == self._cluster)
         query = query.order_by(DECISIONS.c.id.desc()).limit(limit)
@@ -295,10 +294,7 @@ class DecisionStore(Transactions):
 
     @remembering("resizes")
     def resizes_of(self, connection: Connection, job_id: int) -> dict[int, ResizeRecord]:
-        """Return a job's resizes by id, in the order of their starts; empty for an unknown job.
-
-        The dictionary is the cache's own, so do not change it.
-        """
+        """Return a job's resizes by id, in order; none for an unknown job. Do not change the cached dictionary."""
         query = with_job(RESIZES, self._cluster).where(latest(self._cluster), JOBS.c.job_id == job_id)
         rows = connection.execute(query.order_by(RESIZES.c.id)).mappings()
         return {row["id"]: _record(row) for row in rows}

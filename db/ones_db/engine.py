@@ -89,8 +89,7 @@ def checked(url: str) -> Engine:
 def transaction(engine: Engine, *, write: bool = False) -> Iterator[Connection]:
     """Context of a transaction. Its changes are durable after the block, and undone if the block raises an error.
 
-    A transaction that only reads sees the database of one moment. Writers wait for each other; readers do not wait for
-    writers.
+    A transaction that only reads sees the database of one moment. Writers wait for each other; readers never wait.
     """
     backend = backend_behind(engine)
     try:
@@ -114,8 +113,7 @@ UNFINISHED = " copying"
 def revision_of(connection: Connection, *, unfinished: bool = False) -> str | None:
     """Return the schema revision of the database; None if the database is empty.
 
-    Raises `SchemaError` if all its tables are another program's. Raises it for an unfinished copy too, unless
-    `unfinished` is True.
+    Raises `SchemaError` for another program's tables and, unless `unfinished` is True, for an unfinished copy.
     """
     place = backend_behind(connection).place
     tables = inspect(connection).get_table_names()
@@ -152,10 +150,7 @@ def add_new(connection: Connection, table: Table, rows: Sequence[Mapping[str, An
 
 
 def add_rows(connection: Connection, table: Table, rows: Sequence[Sequence[Any]]) -> None:
-    """Insert the rows whose keys are new, faster than `add_new` if they are many.
-
-    Each row has a value for every column, in the table's order.
-    """
+    """Insert many rows whose keys are new, fast. Each row has a value for every column, in the table's order."""
     backend_behind(connection).add_rows(connection, table, rows)
 
 
@@ -175,10 +170,7 @@ def _storing(insert: Callable[[Table], Any], table: Table, key: Sequence[str], n
 
 
 def change_rows(connection: Connection, table: Table, names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
-    """Update the columns `names` in rows. Each row maps columns to values, and "key" to its id.
-
-    Names and rows may be empty; then nothing is done.
-    """
+    """Update the columns `names` in rows, which map columns to values and "key" to the row's id. Both may be empty."""
     if names and rows:
         connection.execute(_changing(table, tuple(names)), rows)
 
@@ -294,8 +286,7 @@ class Transactions:
     def _forget(self, *questions: str, of: Callable[[int], object] | None = None) -> None:
         """Drop the cached results of these queries; without a name, of all queries.
 
-        With `of`, drop only the results of jobs for whose id `of` returns True. Keys of the cache are job ids, or
-        tuples that begin with a job id.
+        With `of`, drop only results of jobs for which it returns True. Keys are job ids, or tuples that begin with one.
         """
         for question in questions or tuple(self._memory or ()):
             known = self._remembered(question)

@@ -75,10 +75,7 @@ class CachedRun:
             self.noises.append(NoisePoint(row.noise, row.time))
 
     def _size_at(self, row: Any) -> Shape | None:
-        """Return the size of the membership in which a sample was measured; None if the run had no membership yet.
-
-        Return `MIXED` if blocks joined or left during the sample.
-        """
+        """Return the size of the membership at a sample; None before the first, `MIXED` if blocks changed meanwhile."""
         after = bisect(self.members, row.number, key=lambda member: member.number)
         if not after:
             return None

@@ -208,11 +208,7 @@ class JobStore(Transactions):
 
     @noting
     def record_runs(self, connection: Connection, records: Iterable[RunRecord]) -> None:
-        """Store runs as Slurm shows them.
-
-        Unknown values in a record (None, 0 nodes) do not replace stored ones. The position in the report file is not
-        changed.
-        """
+        """Store runs as Slurm shows them. Unknown values (None, 0 nodes) and report positions change no stored ones."""
         given = {(record.job_id, record.restart): record for record in records}
         keys = keys_of(connection, self._cluster, {job_id for job_id, _ in given})
         found = connection.execute(STARTS, {"keys": [*keys.values()], "restarts": [restart for _, restart in given]})

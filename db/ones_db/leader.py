@@ -160,9 +160,8 @@ class Lock(Protocol):
 class FileLock:
     """Lock for SQLite: `flock` on a file `DATABASE.CLUSTER.lead` (mode 600), freed by the kernel at its holder's end.
 
-    A suspended holder (SIGSTOP) keeps the lock, and is not killed, so two companions never act at once.
-
-    The file is never deleted: one process could then hold a lock on the deleted file, and another on a new file.
+    A suspended holder (SIGSTOP) keeps the lock, and is not killed, so two companions never act at once. The file is
+    never deleted: one process could then hold a lock on the deleted file, and another on a new file.
     """
 
     def __init__(self, database: Path, engine: Engine, cluster: str) -> None:

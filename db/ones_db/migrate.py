@@ -41,9 +41,8 @@ def upgrade(url: str, step: Step = lambda revision, what: None) -> tuple[str | N
     much disk space as the file. A database on PostgreSQL must exist, and the admin must copy it. The upgrade is one
     transaction: if it fails or is killed, nothing has changed, and it can be repeated.
 
-    Raises `SchemaError` if the schema is newer than this version's or older than `FIRST`, or if the tables are another
-    program's. Raises `StoreBusy` while another process keeps the database locked, and `StoreError` if it cannot be
-    written.
+    Raises `SchemaError` if the schema is newer than this version's, older than `FIRST` or another program's. Raises
+    `StoreBusy` while another process keeps the database locked, and `StoreError` if it cannot be written.
     """
     backend = backend_of(url)
     backend.prepare()

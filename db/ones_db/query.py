@@ -107,10 +107,7 @@ def saved_query(name: str) -> str:
 
 
 def parameters_of(sql: str) -> dict[str, str]:
-    """Return the kind (in `KINDS`) of each parameter that a comment such as ``--: since time`` declares.
-
-    Raises `QueryError` for an unknown kind.
-    """
+    """Return the kind of each parameter that a comment such as ``--: since time`` declares. Raises `QueryError`."""
     found = dict(re.findall(r"^--:\s*(\w+)\s+(\w+)\s*$", sql, re.MULTILINE))
     for name, kind in found.items():
         if kind not in KINDS:
@@ -121,8 +118,7 @@ def parameters_of(sql: str) -> dict[str, str]:
 def view_query(name: str, where: Sequence[str] = (), columns: Sequence[str] = ()) -> str:
     """Return SQL that reads these columns of a view, or all of them.
 
-    Each column in `where` must equal the parameter of the same name. Raises `QueryError` if there is no such view or
-    column.
+    Each column in `where` must equal the parameter of its name. Raises `QueryError` for an unknown view or column.
     """
     if name not in VIEWS:
         raise QueryError(f"no view is called {name!r}; there are {listed(VIEWS, name)}")
@@ -270,10 +266,7 @@ class Database(Reader):
         )
 
     def query(self, sql: str, **parameters: Any) -> DataFrame:
-        """Return the rows of a SQL query. Keywords give the values of its ``:names``, with times as Unix seconds.
-
-        Raises `QueryError`.
-        """
+        """Return the rows of a SQL query. Keywords give the values of its ``:names``. Raises `QueryError`."""
         with self.ask(sql, parameters) as answer:
             frame = _pandas().DataFrame.from_records(list(answer.rows), columns=list(answer.columns))
         return frame.convert_dtypes()

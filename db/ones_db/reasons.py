@@ -1,7 +1,6 @@
 """Reasons for changing or keeping a job's size. A reason is a code with arguments; each code has a sentence.
 
-As data, reasons can be counted, stored and compared. Each sentence is complete by itself. To add a reason, add a line
-to `SENTENCES`.
+As data, reasons can be counted, stored and compared. To add one, add a line to `SENTENCES`, complete by itself.
 """
 
 from __future__ import annotations

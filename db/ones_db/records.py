@@ -45,8 +45,7 @@ class JobRecord:
 class RunRecord:
     """One run of a job. Unknown values are None; an unknown shape has 0 nodes.
 
-    If the ranks were started several times within the run, values are those of their last start. Only `hello_time` is
-    of the first.
+    If ranks were started several times within the run, values are of their last start, but `hello_time` of the first.
     """
 
     job_id: int
@@ -346,20 +345,15 @@ class JobHistory:
     join_s: float | None = None
     """Mean pause of the last few ordered changes in which blocks joined, in seconds; None if unknown."""
     changes_without_effect: int = 0
-    """Number of ordered changes of blocks in a row, up to the newest, that left as many GPUs on as many nodes or more.
-    """
+    """Number of ordered changes of blocks in a row, up to the newest, that left as many GPUs on no fewer nodes."""
     misfit: tuple[int, int] | None = None
-    """(number of ranks, number of GPUs) of the newest run that reported its ranks; None if they agree.
-
-    Always None for a job of blocks.
-    """
+    """(ranks, GPUs) of the newest run that reported its ranks; None if they agree, and for a job of blocks."""
     steps_since_change: int | None = None
     """Optimizer steps since the number of GPUs last changed; None if it never changed, or no steps are reported."""
     preempted: tuple[float, ...] = ()
     """Times at which Slurm preempted a block of the job, ascending."""
     placed: tuple[PlacedPoint, ...] = ()
-    """Throughput of runs on known nodes, oldest first. A job of blocks has none, since its nodes change within a run.
-    """
+    """Throughput of runs on known nodes, oldest first. A job of blocks has none: its nodes change within a run."""
 
     def running_s(self, now: float) -> float:
         """Return the seconds that the job has run until `now`."""

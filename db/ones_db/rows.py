@@ -2,8 +2,7 @@
 
 A field is stored in the column with its name, with three exceptions. A shape is two columns (``old_shape``:
 ``old_nodes`` and ``old_gpus_per_node``). A reason is three (``outcome`` with the sentence, ``outcome_code`` and
-``outcome_arguments``). A tuple is a text with commas. A tuple of records has no column; the records are rows of another
-table.
+``outcome_arguments``). A tuple is a text with commas; a tuple of records has no column, but rows of another table.
 """
 
 from __future__ import annotations

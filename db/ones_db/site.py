@@ -113,10 +113,7 @@ class SiteStore(Transactions):
 
     @reading
     def other_gpus(self, connection: Connection, since: float) -> list[tuple[float, int]]:
-        """Return (time, GPUs) of each change since a time, and of the last change before it.
-
-        GPUs are those that `record_other_gpus` counts.
-        """
+        """Return (time, GPUs as in `record_other_gpus`) of each change since a time, and of the last one before it."""
         own, time = OTHER_GPUS.c.cluster_id == self._cluster, OTHER_GPUS.c.time
         first = select(func.max(time)).where(own, time <= since).scalar_subquery()
         query = select(time, OTHER_GPUS.c.gpus).where(own, time >= func.coalesce(first, since)).order_by(time)
@@ -241,10 +238,7 @@ def _is_block(one: AccountingJob, blocks: Mapping[int, Sequence[float]]) -> bool
 
 
 def _joined(row: Row, before: Sequence[RunRecord], read: AccountingJob) -> AccountingJob | None:
-    """Return the job with both its stored and its imported runs, because each import may lack some.
-
-    None if nothing is new.
-    """
+    """Return the job with its stored and its imported runs, since either may lack some; None if nothing is new."""
     job = read.job
     runs = {run.start_time: run for run in [*before, *read.runs]}
     numbered = tuple(runs[start] for start in sorted(runs, key=lambda start: start or 0.0))

@@ -132,9 +132,8 @@ class SQLite(backend.Backend):
         """Return the part of SQLite's URI after the question mark.
 
         To read a file with a write-ahead log, SQLite needs two more files next to it, and creates them if no writer
-        has. A reader who may not write to the directory cannot create them. If there is no log, nobody writes, and such
-        a reader may open the file as `immutable`. Each of its transactions opens a new connection, which checks again
-        if there is a log.
+        has. A reader who may not write to the directory cannot create them. Without a log there is no writer, and then
+        it may open the file as `immutable`. Each of its transactions connects again, and so finds a new log.
         """
         log = Path(f"{self.path}-wal")
         alone = mode in ("read", "watch") and not os.access(self.path.parent, os.W_OK) and not log.exists()
@@ -178,11 +177,7 @@ class SQLite(backend.Backend):
 
 
 def _begin_log(connection: sqlite3.Connection) -> None:
-    """Switch the file to a write-ahead log.
-
-    The first switch needs exclusive access to the file. SQLite does not wait for another process that does the same, so
-    this function tries several times.
-    """
+    """Switch the file to a write-ahead log. It needs exclusive access, for which SQLite itself does not wait."""
     until = time.monotonic() + backend.BUSY_S
     while True:
         try:

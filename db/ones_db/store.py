@@ -40,8 +40,7 @@ class Store(
     Every method is one transaction. When a writing method returns, its rows survive a crash of the process and of the
     machine. If the method raises an error, or the process is killed in the call, no row of the call is stored. So an
     intent may be acted on as soon as the call that stored it has returned. If the server is lost at the very end of a
-    call (`StoreLost`), all rows of the call may be stored. A caller who needs to know repeats the call, which stores no
-    row twice.
+    call (`StoreLost`), all its rows may be stored. To be sure, repeat the call: no row is stored twice.
 
     **Raises.** `StoreError` and its subclasses, whose messages say what to do.
     """
@@ -57,9 +56,8 @@ class Store(
         `term` is the term of a leader (`ones_db.leader`). Once a newer term has begun, writing methods raise
         `NotLeader` and store nothing. Commands give no term, and then it is not checked who leads.
 
-        Raises `SchemaError` if the database does not exist, has another schema, or is another program's; its message
-        says what to run. Raises `StoreError` if the database cannot be opened, or does not have the cluster that a
-        reader names.
+        Raises `SchemaError`, whose message says what to run, if the database does not exist, has another schema, or is
+        another program's. Raises `StoreError` if it cannot be opened, or lacks the cluster that a reader names.
         """
         if not cluster and not read_only:
             raise StoreError("no cluster is named: whose jobs are to be stored?")

@@ -51,8 +51,7 @@ class SummaryStore(Transactions):
     def job_summaries(self, job_ids: Sequence[int] | None = None, *, ended: int | None = None) -> list[JobSummary]:
         """Return a line for each of these jobs, or for all that a companion has seen, in order of submission.
 
-        With `ended`, at most this number of ended jobs are returned: the newest. So the cost does not grow with the
-        history.
+        With `ended`, at most this number of ended jobs, the newest, so that the cost does not grow with the history.
         """
         if job_ids is not None:
             # Written out, since databases limit the parameters of a statement.
@@ -128,8 +127,7 @@ def _summary(names: tuple[str, ...], values: tuple[Any, ...]) -> JobSummary:
 
 _SINCE = f"""j.id IN ({_OPEN} UNION ALL SELECT e.id FROM jobs e WHERE e.cluster_id = :cluster AND e.end_time >= :since)
         AND COALESCE({END}, :since) >= :since"""
-"""SQL condition on a run r of a job j: it had not ended at the time `since`. It selects jobs by their keys, for speed.
-"""
+"""SQL condition on a run r of a job j: it had not ended at the time `since`. It selects jobs by keys, for speed."""
 
 _TIMELINE = f"""
     SELECT j.job_id, j.name, j.user_name, j.partition, j.requested_nodes * j.requested_gpus_per_node, r.restart,
@@ -140,10 +138,7 @@ _TIMELINE = f"""
 
 
 def _parts(rows: Iterable[Any]) -> list[TimelineRow]:
-    """Return the parts of a run between two changes of its blocks.
-
-    Each row has the run and one of its memberships, or nulls if it has none.
-    """
+    """Return the parts of a run between changes of its blocks. Each row has the run and a membership, or nulls."""
     parts: list[TimelineRow] = []
     for *who, nodes, gpus_per_node, start, end, _, time, m_nodes, m_each in rows:
         if not parts:

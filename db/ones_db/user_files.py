@@ -83,8 +83,7 @@ def export_user(url: str, user: str, path: Path, by: str) -> Exported:
 def export_users(url: str, directory: Path, by: str) -> list[Exported]:
     """Export each user with jobs to DIRECTORY/USER.sqlite, all as of one moment.
 
-    Raises `StoreError` before the first export if a user's name cannot be a file's name. Raises what `export_user`
-    raises.
+    Raises what `export_user` raises, and `StoreError` before the first export if a user's name is no name for a file.
     """
     with _reading(url) as connection:
         users = connection.scalars(select(JOBS.c.user_name).distinct().order_by(JOBS.c.user_name)).all()
@@ -381,8 +380,7 @@ _FIGURES = (
     .group_by(BLOCKS.c.job_id),
     select(PROMISES.c.job_id, PROMISES.c.time).where(keyed(PROMISES.c.job_id)),
 )
-"""Queries of a few numbers about each job. If a row of the job in its user's view changes, so does one of its numbers.
-"""
+"""Queries of a few numbers about each job. One of them changes with each row of the job in its user's view."""
 _NEW_DECISIONS = (
     select(DECISION_JOBS.c.job_id, func.max(DECISION_JOBS.c.decision_id))
     .where(DECISION_JOBS.c.decision_id > bindparam("last"))

@@ -116,10 +116,7 @@ def opted_in(job: WholeJob) -> OptIn:
 
 
 def ask(client: CommandClient, job: WholeJob, gpus: int | None) -> None:
-    """Write a size into the job's comment, or remove it if `gpus` is None.
-
-    Raises `BadInput` if the comment does not allow the size, and `SlurmError`.
-    """
+    """Write a size into the job's comment; None removes it. Raises `BadInput` if it is forbidden, and `SlurmError`."""
     opted_in(job)
     comment = with_size(job.home.comment, gpus)
     try:
@@ -369,9 +366,8 @@ BILL = {
     "first_step_s": "first step",
     "standstill_s": "pause of training",
 }
-"""Parts of the time for a checkpoint and restart, with their titles. The checkpoint counts from the order. The launch
-lasts from the start of the batch script to the ranks' first report. The pause lasts from the last step before to the
-end of the first step after."""
+"""Parts of a checkpoint and restart, with titles. The checkpoint counts from the order, the launch from the batch
+script's start to the ranks' first report, and the pause from the last step to the end of the next one."""
 
 
 class OwnReports:
@@ -382,10 +378,7 @@ class OwnReports:
         self._at: dict[int, tuple[int, int]] = {}
 
     def of(self, job: WholeJob, restart: int) -> list[ReportLine]:
-        """Return all reports that the run with this restart count has written so far.
-
-        Raises `BadInput` if they cannot be read.
-        """
+        """Return all reports so far of the run with this restart count. Raises `BadInput` if they cannot be read."""
         offset, number = self._at.get(restart, (0, 0))
         found, _ = read_reports(job, restart, offset, number, now=time.time())
         lines = self._lines.setdefault(restart, [])
@@ -404,8 +397,8 @@ def _wait(what: str, seconds: float, holds: Callable[[], bool]) -> None:
 
 def rehearsed(client: CommandClient, job: WholeJob, timeout_s: float, say: Callable[[str], None]) -> dict[str, float]:
     """Make the job write a checkpoint and restart. Return the seconds of each part of `BILL`, and the bytes written.
-    Raises `BadInput` if the job writes no checkpoint or does not restart, and `SlurmError` if Slurm refuses or does not
-    answer.
+
+    Raises `BadInput` if the job writes no checkpoint or does not restart, and `SlurmError`.
     """
     reports, before = OwnReports(), job.restart
     orders = OrderWriter(client, None, time.time)

@@ -93,8 +93,7 @@ def export(
 ) -> None:
     """Copy the jobs of one user, or of each user, to a database file (SQLite, mode 0640).
 
-    Only an older export is replaced, and only once the new one is complete. If root runs this, each file belongs to its
-    user.
+    Only an older export is replaced, and only once the new one is complete. Run by root, each file belongs to its user.
     """
     if bool(user) != (file is not None) or bool(user) == (to is not None):
         raise ConfigError("name one user and a file (--user NAME FILE), or a directory for all (--to DIR)")

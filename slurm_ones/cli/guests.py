@@ -22,8 +22,7 @@ from slurm_ones.slurm.model import Partition, Quotas
 GRACE_S = 60
 """GraceTime that the checks recommend, in seconds: enough for a training step."""
 LONG_EXEMPT_S = 60.0
-"""PreemptExemptTime above which there is a warning, in seconds. For that time after its start, a guest is not
-preempted, and other jobs wait for it."""
+"""PreemptExemptTime above which there is a warning, in seconds: so long do jobs wait for a guest that has started."""
 WANTED = ("youngest_first", "send_user_signal", "reclaim_licenses")
 """Options to have in PreemptParameters: preempt the youngest guest first, signal its script, reclaim licences."""
 OLD_WANTED = ("preempt_youngest_first", "preempt_send_user_signal")
@@ -178,10 +177,7 @@ def _parameters(site: GuestSite) -> SiteFinding:
 
 
 def _by_qos(site: GuestSite, name: str, lent: Collection[str]) -> Iterator[SiteFinding]:
-    """Check the QOS of guests, and that each other QOS preempts it.
-
-    `lent` has the names of all QOS and partitions for guests, which need not preempt.
-    """
+    """Check the QOS of guests, and that each other QOS preempts it, except those for guests (in `lent`)."""
     set_it = f"sacctmgr -i modify qos {name} set"
     if not site.qos:
         yield bad(f"QOS {name}", "there is no accounting", 'use a partition: partition = "scavenge"')

@@ -129,8 +129,7 @@ def sacct(
     """Read Slurm's accounting, so that a new site knows its own arrival rate and run times.
 
     All jobs that have ended are read, of all users whose jobs you may see. The command may be repeated. Jobs that are
-    stored already, or that the companion has seen, stay as they are. Rows that cannot be right are listed and not
-    stored.
+    stored already, or that the companion has seen, stay as they are. Rows that cannot be right are listed, not stored.
     """
     settings, (began, ended) = settings_of(config, database), span(since or SINCE, until)
     if file is not None and (since or until):

@@ -244,10 +244,7 @@ def why(
 
 
 def slurm_now(settings: Settings, jobs: Sequence[JobSummary]) -> dict[int, WholeJob]:
-    """Return these jobs as Slurm shows them now, by job id. Jobs that Slurm does not know are left out.
-
-    Return none if Slurm does not answer within `ASK_S` seconds.
-    """
+    """Return these jobs as Slurm shows them now, by job id: those that it knows, or none after `ASK_S` seconds."""
     question = ["squeue", "--json", "--states=all", f"--jobs={','.join(str(job.job_id) for job in jobs[-MOST_NAMED:])}"]
     try:
         text = CommandClient(timeout_s=min(settings.timeout_s, ASK_S)).run(question) if jobs else "{}"

@@ -46,8 +46,7 @@ OWN = (
     "array", "chdir", "clusters", "comment", "error", "input", "job-name", "open-mode", "output", "parsable", "quiet",
     "test-only", "wait", "wrap", "elastic-gpus", "elastic-nodes", "elastic-batch", "elastic-deadline",
 )  # fmt: skip
-"""Options of sbatch that a study sets itself, so the user cannot. They include `--comment` and the plugin's options, by
-which a companion would take the study's jobs for elastic jobs."""
+"""Options of sbatch that a study sets itself. By some, as `--comment`, a companion would resize the study's jobs."""
 _OPTION = re.compile(r"--[a-z][a-z0-9-]{0,40}")
 _CLUSTER = re.compile(r"(\d{1,5})x(\d{1,3})(?::([a-z0-9]{1,20}))?")
 
@@ -131,10 +130,7 @@ def parse_policy(text: str) -> Contender:
 
 
 def parse_resize_cost(text: str) -> float | None:
-    """Parse the pause of a resize in seconds. None for the word `measured`: use the published measurements.
-
-    Raises `BadInput`.
-    """
+    """Parse the pause of a resize in seconds; None for the word `measured`. Raises `BadInput`."""
     if text == "measured":
         return None
     value = parse_number(text)

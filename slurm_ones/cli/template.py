@@ -1,7 +1,6 @@
 """Command `slurm-ones template`: prints the package's batch scripts and service files, and batch scripts for sites.
 
-docs/sites.md names the public page of each site, as of November 2026, and how sites differ. No script was tested at
-these sites.
+docs/sites.md names each site's public page, as of November 2026, and how sites differ. No script was tested there.
 """
 
 from __future__ import annotations
