@@ -30,7 +30,6 @@ from ones_db.query import connect as connect
 from ones_db.records import RESIZE_DONE as RESIZE_DONE
 from ones_db.records import RESIZE_OVERTAKEN as RESIZE_OVERTAKEN
 from ones_db.records import RESIZE_PREEMPTED as RESIZE_PREEMPTED
-from ones_db.records import RESIZE_ROLLED_BACK as RESIZE_ROLLED_BACK
 from ones_db.records import AlternativeRecord as AlternativeRecord
 from ones_db.records import BlockRecord as BlockRecord
 from ones_db.records import DecisionJobRecord as DecisionJobRecord

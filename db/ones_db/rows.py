@@ -143,7 +143,7 @@ def _blocks_column(name: str, blocks: tuple[tuple[int, Shape], ...]) -> dict[str
 
 def blocks_of(listed: str) -> tuple[tuple[int, Shape], ...]:
     """Return (task, shape) of each block in a text such as 0:1x4,2:1x4."""
-    return tuple((int(task), Shape(int(n), int(g))) for task, n, g in re.findall(r"(\d+):(\d+)x(\d+)", listed))
+    return tuple((int(task), Shape.parse(shape)) for task, shape in re.findall(r"(\d+):(\d+x\d+)", listed))
 
 
 def flat(record: Any) -> dict[str, Any]:

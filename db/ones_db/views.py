@@ -138,14 +138,8 @@ GPUS = "CASE WHEN r.nodes < 1000000 AND r.gpus_per_node < 1000000 THEN r.nodes *
 """SQL for the GPUs of a run r. An absurd number counts as 0: the job itself may have reported it."""
 
 CLUSTER = Column("cluster", "text", "the cluster's name")
-JOB = (
-    CLUSTER,
-    Column("job_id", "int", "Slurm's job id"),
-    Column("submit_time", "time", "first submission, Unix seconds; it distinguishes jobs with the same id"),
-    Column("name", "text", "name of the job"),
-    Column("user_name", "text", "its owner"),
-)
 WHOSE = "c.name AS cluster, j.job_id, j.submit_time, j.name, j.user_name"
+"""SQL for the columns `JOB`, with which most views begin."""
 
 
 def time_of(name: str, text: str, comment: str) -> tuple[Column, Column]:
@@ -293,7 +287,7 @@ class JobSummary:
     """Summary of a job: its line in lists of jobs."""
 
     job_id: Annotated[int, Of("j.job_id", "Slurm's job id")]
-    submit_time: Annotated[float, Of("j.submit_time", "first submission, Unix seconds; it differs for the same id")]
+    submit_time: Annotated[float, Of("j.submit_time", "first submission, Unix seconds; jobs with one id differ in it")]
     name: Annotated[str, Of("j.name", "name of the job")]
     user: Annotated[str, Of("j.user_name", "its owner")]
     account: Annotated[str, Of("j.account", "account it is charged to")]
@@ -359,6 +353,8 @@ def _columns() -> Iterator[tuple[Column, str]]:
 
 
 _LINE = tuple(_columns())
+JOB = (CLUSTER, *(column for column, _ in _LINE[:4]))
+"""Columns of `WHOSE`: the cluster, and the first fields of `JobSummary`."""
 FROM_JOB = f"""jobs j
         LEFT JOIN runs n ON n.job_id = j.id
             AND n.restart = (SELECT MAX(o.restart) FROM runs o WHERE o.job_id = j.id)

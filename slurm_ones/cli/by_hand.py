@@ -366,8 +366,8 @@ BILL = {
     "first_step_s": "first step",
     "standstill_s": "pause of training",
 }
-"""Parts of a checkpoint and restart, with titles. The checkpoint counts from the order, the launch from the batch
-script's start to the ranks' first report, and the pause from the last step to the end of the next one."""
+"""Parts of a checkpoint and restart, with titles. The checkpoint counts from the order. The launch lasts from the batch
+script's start to the ranks' first report. The pause lasts from the last step to the end of the next one."""
 
 
 class OwnReports:
