@@ -138,7 +138,8 @@ def _keep(way: socket.socket) -> "list[str] | None":
 def _become(
     files: "list[int]", uid: int, gid: int, cwd: str, command: "list[str]", env: "dict[str, str]"
 ) -> "list[str]":
-    """Be a process that has just begun."""
+    """Be a process that has just begun, and prints its stacks at SIGQUIT."""
+    import faulthandler
     import random
     import time
 
@@ -150,6 +151,7 @@ def _become(
     # The server's were made for its own files, which one may seek in.
     sys.stdin, sys.stdout = os.fdopen(0, closefd=False), os.fdopen(1, "w", closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
+    faulthandler.register(signal.SIGQUIT)
     if uid != os.getuid() or gid != os.getgid():
         os.setgroups([gid])
         os.setgid(gid)

@@ -6,7 +6,6 @@ import faulthandler
 import logging
 import random
 import signal
-import threading
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -30,7 +29,7 @@ from slurm_ones.cli.common import (
 from slurm_ones.companion import Companion, Tick, policy_of
 from slurm_ones.config import ConfigError, ReloadableSettings, Settings
 from slurm_ones.service import logs
-from slurm_ones.service.daemon import Daemon
+from slurm_ones.service.daemon import Daemon, SignalStop
 from slurm_ones.service.file_child import FileChild
 from slurm_ones.service.health import Health, Notifier, summary
 from slurm_ones.service.leadership import Leadership
@@ -118,10 +117,10 @@ class _Service:
         self.notifier = notifier
         self.current = ReloadableSettings(read)
         self.health = Health(self.notifier, last, metrics=_metrics(self.current.settings))
-        self.stop = threading.Event()
+        self.stop = SignalStop()
         self.publisher: Publisher | None = None
         self.notifications = Notifications({}, "")
-        self._reload_asked = threading.Event()
+        self._reload_asked = False
 
     def publish(self, cluster: str, settings: Settings) -> None:
         """Start to publish a file for each user, if the settings name a folder for that."""
@@ -142,11 +141,15 @@ class _Service:
         self.publisher = None
 
     def handle_signals(self) -> None:
-        """Install handlers for SIGINT, SIGTERM and SIGHUP."""
+        """Install handlers for SIGINT, SIGTERM and SIGHUP. They take no lock: the main thread may hold it."""
+        self.stop.wake_at_signals()
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._stop)
         # A terminal that is closed is gone; a service has none.
-        signal.signal(signal.SIGHUP, self._stop if errors.is_terminal else lambda *_: self._reload_asked.set())
+        signal.signal(signal.SIGHUP, self._stop if errors.is_terminal else self._ask_reload)
+
+    def _ask_reload(self, *_: object) -> None:
+        self._reload_asked = True
 
     def _stop(self, *_: object) -> None:
         settings = self.current.settings
@@ -177,8 +180,8 @@ class _Service:
 
     def watchdog_ping(self, store: Store, daemon: Daemon) -> None:
         """Ping the watchdog, and reload the settings if a signal requested that. The daemon's loop calls this."""
-        if self._reload_asked.is_set():
-            self._reload_asked.clear()
+        if self._reload_asked:
+            self._reload_asked = False
             self._reload(store, daemon)
         self.health.watchdog_ping()
 

@@ -6,8 +6,12 @@ Several companions may run over one database. Only the leader ticks; the others 
 from __future__ import annotations
 
 import logging
+import os
+import select
+import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Protocol
 
 from ones_db import NotLeader, StoreError
@@ -31,6 +35,42 @@ class Stop(Protocol):
 
     def wait(self, timeout: float) -> bool:
         """Wait for this many seconds, or until the stop is requested."""
+
+
+class SignalStop:
+    """Request to stop that a signal handler may set at any moment.
+
+    `threading.Event` would not do. A handler interrupts the main thread, perhaps while `Event.wait` holds the event's
+    lock; `Event.set` would then wait for that lock for ever.
+    """
+
+    def __init__(self) -> None:
+        self._set = False
+        self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._poll = select.poll()
+        self._poll.register(self._read, select.POLLIN)
+
+    def wake_at_signals(self) -> None:
+        """End a wait at each signal that has a handler, even if the signal came just before the wait. Main thread
+        only."""
+        signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+
+    def set(self) -> None:
+        """Request the stop."""
+        self._set = True
+        with suppress(BlockingIOError):
+            os.write(self._write, b"\0")
+
+    def is_set(self) -> bool:
+        """Return True once the stop is requested."""
+        return self._set
+
+    def wait(self, timeout: float) -> bool:
+        """Wait up to `timeout` seconds for the request or a signal; return True if the stop is requested."""
+        if not self._set and self._poll.poll(1000 * timeout):
+            with suppress(BlockingIOError):
+                os.read(self._read, 4096)
+        return self._set
 
 
 class Daemon:

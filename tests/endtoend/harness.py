@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
 import tempfile
 import time
@@ -321,7 +322,16 @@ class Harness:
             assert process.poll() is None, self.companion_log(settings)
         finally:
             process.terminate()
+            self._ended(process, settings)
+
+    def _ended(self, process: subprocess.Popen[str], settings: str) -> None:
+        """Wait for a companion's end; if it does not come, show what its threads do."""
+        try:
             process.wait(WAIT_S)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGQUIT)  # `tests.forks`
+            time.sleep(1.0)
+            raise AssertionError(f"no end within {WAIT_S:.0f} s\n{self.companion_log(settings)[-9000:]}") from None
 
     def companion_log(self, settings: str) -> str:
         """What the companions with these settings have said so far."""

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import gc
+import os
+import signal
+import sys
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -16,7 +22,8 @@ from slurm_ones.companion import Companion, Tick
 from slurm_ones.config import ConfigError, Settings
 from slurm_ones.policy.contract import Policy
 from slurm_ones.rivals.ordered import Fifo
-from slurm_ones.service.daemon import Daemon
+from slurm_ones.service import daemon
+from slurm_ones.service.daemon import Daemon, SignalStop
 from slurm_ones.service.leadership import Election
 from slurm_ones.slurm.client import Unreachable
 from slurm_ones.slurm.model import JobState, Snapshot
@@ -103,6 +110,51 @@ def test_a_policy_or_option_that_does_not_exist_is_refused(store: Store) -> None
         Companion(Settings(policy="best"), Moody(), store)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="generations"):
         Companion(Settings(policy_options={"generation": 3}), Moody(), store)  # type: ignore[arg-type]
+
+
+class StandsBy(Election):
+    """Another companion leads."""
+
+    wait_s = 0.01
+
+    def take(self) -> bool:
+        return False
+
+
+LINES = 120
+"""Of the daemon and of its stop, in which it waits more than once."""
+
+
+def run_until_a_signal_at(number: int) -> None:
+    """A daemon, in this process, that is sent SIGTERM as it is about to execute this line."""
+    stop, lines = SignalStop(), 0
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    stop.wake_at_signals()
+
+    def at(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal lines
+        lines += event == "line"
+        if event == "line" and lines == number:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return at
+
+    files = {threading.__file__, daemon.__file__}
+    sys.settrace(lambda frame, *_: at if frame.f_code.co_filename in files else None)
+    Daemon(pytest.fail, lead=StandsBy()).run(stop)
+
+
+@pytest.mark.slow
+def test_a_signal_ends_it_at_any_line() -> None:
+    """Of a `threading.Event`, whose lock `wait` holds in 17 of 27 lines, `set` in a handler waits for that lock for
+    ever."""
+    for number in range(1, LINES + 1):
+        pid, began = os.fork(), time.monotonic()
+        if pid == 0:
+            signal.alarm(60)
+            run_until_a_signal_at(number)
+            os._exit(0)
+        _, status = os.waitpid(pid, 0)
+        assert status == 0 and time.monotonic() - began < 30.0, f"line {number}: {status}"
 
 
 @pytest.mark.slow
