@@ -205,8 +205,8 @@ class Lsgd(ApartStrategy):
         )
 
     def _sent(self, ranks: int, per_node: int) -> int:
-        """Return the bytes that a rank sends in a step, as a mean over ranks and steps; a leader's tree has N − 1
-        messages."""
+        """Return the bytes that a rank sends in a step, as a mean over ranks and steps. A broadcast to N ranks has N −
+        1 messages."""
         local = self._options["local_period"]
         messages = ranks - 1
         if 1 < per_node < ranks and local < self.period:

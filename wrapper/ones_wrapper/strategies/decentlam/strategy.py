@@ -46,7 +46,7 @@ class DecentLamExchange(ApartExchange):
     name = "decentlam"
 
     def __init__(self, group: Group, topology: Topology, momentum: float) -> None:
-        """`topology` is an argument of `topologies.mixing`."""
+        """`topology` is a name or a function, as in `DecentLam`."""
         super().__init__(group)
         self._topology, self._momentum = topology, momentum
         self._find_neighbours()
@@ -126,14 +126,14 @@ class DecentLamExchange(ApartExchange):
         unflatten(found, gradients)
 
     def _buckets(self) -> Iterator[tuple[dict[str, Any], list[torch.nn.Parameter]]]:
-        """Yield (parameter group, some of its trained parameters); the buckets are equal on all ranks."""
+        """Yield the trained parameters in buckets, each with its parameter group, in the same order on all ranks."""
         trained = set(self._trained())
         for group in self._optimizers[0].param_groups:
             for some in together([p for p in group["params"] if p in trained], self._bucket):
                 yield group, some
 
     def _exchanged(self, mine: torch.Tensor) -> list[tuple[float, torch.Tensor]]:
-        """Exchange a vector with all neighbours; return (weight on this rank, vector) for each neighbour."""
+        """Exchange a vector with all neighbours; return each neighbour's (weight in this rank's average, vector)."""
         received = [(other, weight, torch.empty_like(mine)) for other, weight in self._neighbours]
         operations = [dist.P2POp(dist.isend, mine, other) for other, _, _ in received]
         operations += [dist.P2POp(dist.irecv, theirs, other) for other, _, theirs in received]

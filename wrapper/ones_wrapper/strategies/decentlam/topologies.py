@@ -39,7 +39,7 @@ _STEPS: dict[str, Callable[[int], Sequence[int]]] = {
     "exponential": _powers,
     "complete": lambda world: range(1, world),
 }
-"""Topologies whose neighbours are at these distances, ahead and behind."""
+"""Functions from a number of ranks to the distances, ahead and behind, of a rank's neighbours."""
 NAMES = ("ring", "grid", "exponential", "complete")
 DIRECTED = {"directed-ring": "ring", "directed-exponential": "exponential"}
 """Known topologies that are refused because they are directed: a rank sends to other ranks than it receives from."""
@@ -83,7 +83,8 @@ def directed(name: str, world: int) -> Matrix:
 
 
 def mixing(topology: Topology, world: int) -> Matrix:
-    """Return the matrix W of `world` ranks. Raises ValueError for a topology that momentum cannot use."""
+    """Return the matrix W of `world` ranks. Raises ValueError for a topology that is directed or changes from step to
+    step."""
     if isinstance(topology, str):
         check_name(topology)
         return metropolis(world, _edges(topology, world) if world > 1 else set())

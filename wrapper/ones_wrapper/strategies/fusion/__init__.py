@@ -95,8 +95,8 @@ def gain(
     values: Mapping[str, Sequence[float]] | None = None,
     steps: int = 3,
 ) -> Gain:
-    """Return the gain of fusing these members, measured with copies on the device of a local batch (x, *targets). On a
-    CPU processor time is measured. Takes about ten steps of each member."""
+    """Return the gain of fusing these members, measured with copies on the device of `batch`, a local batch (x,
+    *targets). On a CPU the gain is in processor time. Takes about ten steps of each member."""
     its_models, its_optimizers = named("models", models), named("optimizers", optimizers)
     fused = fuse(its_models, its_optimizers, loss=loss, values=values)
     losses = losses_of(loss, values or {}, batch[1:], len(its_models))
@@ -111,8 +111,8 @@ def largest(
     batch: Sequence[Any],
     values: Mapping[str, Sequence[float]] | None = None,
 ) -> int:
-    """Return the largest number of these members, from the first on, that fit on the batch's device together. It is
-    found by steps with more and more members; 0 if not even one fits."""
+    """Return the largest number N for which the first N members fit into the memory of the batch's device together; 0
+    if not even one fits. It is found by steps with more and more members."""
     its_models, its_optimizers = named("models", models), named("optimizers", optimizers)
     device = device_of(batch)
 

@@ -44,8 +44,8 @@ def check_models(models: Mapping[str, torch.nn.Module]) -> None:
 
 
 def difference(first: Mapping[str, Any], other: Mapping[str, Any], name: str) -> str:
-    """Return a text about the first property in which two models differ; empty if there is none. `name` is the first
-    model's."""
+    """Return a text about the first property in which two models differ; empty if there is none. `name` is the name of
+    the model `first`."""
     for trait in [*first, *(trait for trait in other if trait not in first)]:
         if trait not in other:
             return f"it has no {trait}"
@@ -62,7 +62,7 @@ def _shown(value: Any) -> str:
 
 
 def _traits(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
-    """Yield (name, value) of every visible property, other than values of tensors, on which a forward pass depends."""
+    """Yield (name, value) of each property on which a forward pass depends, but not the values of tensors."""
     for path, module in model.named_modules(remove_duplicate=False):
         where = path or "the model"
         yield f"the type of {where}", f"{type(module).__module__}.{type(module).__qualname__}"
@@ -78,8 +78,7 @@ def _traits(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def _comparable(value: Any) -> Any:
-    """Return a value that can be compared in place of a setting. It is equal for functions with the same code. For an
-    unknown object it is the object's type."""
+    """Return a value to compare in place of a setting: a function's code and defaults, an unknown object's type."""
     if isinstance(value, _PLAIN):
         return value
     if isinstance(value, (list, tuple)):

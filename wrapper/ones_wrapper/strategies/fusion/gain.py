@@ -1,8 +1,8 @@
-"""Measurement whether fusing is faster on this device, and for how many members.
+"""Measure whether fusing is faster on this device, and for how many members.
 
 Fused layers are larger operations. They are faster if a single model leaves the device idle, or if starting operations
 takes most of the time. If one model fills the device, they may even be slower. Only a measurement shows this. So a few
-steps are taken both ways first (as in HFTA, §4).
+steps are first made both ways (as in HFTA, §4).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Gain:
         return self.members > 1 and self.speedup >= LEAST
 
     def of_all(self, group: Group) -> Gain:
-        """Return the gain by the ranks' mean times. Collective."""
+        """Return the gain computed from the times averaged over all ranks. Collective."""
         alone_s, fused_s = (total / group.world for total in group.total([self.alone_s, self.fused_s]))
         return Gain(self.members, alone_s, fused_s)
 

@@ -51,8 +51,8 @@ class FusedModel(torch.nn.Module):
         if self._values and len(self._losses) > 1:
             raise ValueError("fuse: values are for a loss that all members share; give a list of losses none")
         self.active = [True] * len(self.members)
-        """Flags by row: True while the member is trained. They are no buffer, since DDP would send it to all ranks in
-        each step; the optimizer's state saves them."""
+        """Flags by row, True while the member is trained. This is a list and no buffer, since DDP would send a buffer
+        to all ranks in each step. The optimizer's state saves it."""
         self.train(given[0].training)
 
     def __len__(self) -> int:

@@ -21,8 +21,8 @@ from ones_wrapper.strategies.fusion.model import FusedModel
 from ones_wrapper.strategies.fusion.updates import STEP, Update, update_for
 
 MEMBERS, ACTIVE = "members", "active"
-"""Keys in a parameter group: numbers of each member (learning rate, betas, …), and flags of the members still
-trained."""
+"""Keys in a parameter group: the members' hyper-parameters (learning rate, betas, …), and flags of the members that are
+still trained."""
 
 
 class FusedOptimizer(torch.optim.Optimizer):
@@ -49,7 +49,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         self._refresh()
 
     def _refresh(self) -> None:
-        """Copy the members' numbers into the parameter groups, so that checkpoints have them."""
+        """Copy the members' hyper-parameters into the parameter groups, so that checkpoints have them."""
         for index, group in enumerate(self.param_groups):
             group[MEMBERS] = {
                 name: [_plain(one.param_groups[index][name]) for one in self.optimizers.values()]
@@ -62,7 +62,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state from `state_dict`, and set the numbers of the members' optimizers from it."""
+        """Load a state from `state_dict`, and set the hyper-parameters of the members' optimizers from it."""
         super().load_state_dict(state_dict)
         for index, group in enumerate(self.param_groups):
             for name, values in group[MEMBERS].items():
@@ -89,7 +89,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         return found
 
     def _own(self, index: int, rows: list[int], factor: float) -> dict[str, torch.Tensor]:
-        """Return the numbers of these members for a parameter group, by name, each of shape [rows]."""
+        """Return the hyper-parameters of the members in `rows` for parameter group `index`, by name, each of shape
+        [rows]."""
         found: dict[str, list[float]] = {}
         members = list(self.optimizers.values())
         for row in rows:

@@ -88,8 +88,9 @@ class Sweep:
             replace_small(self._file, json.dumps(told).encode())
 
     def done(self, name: str, code: int = 0) -> None:
-        """Mark a member's training as ended, so that its job ends with this exit code. Write the member's results into
-        its folder first. Does nothing for the script's own job, which ends with the script's exit code."""
+        """Mark a member's training as ended, so that its job ends with this exit code. Before this, the script must
+        write the member's results into its folder. Does nothing for the script's own job, which ends with the script's
+        exit code."""
         if name not in self._trains:
             return
         self._count()
@@ -110,7 +111,7 @@ class Sweep:
             replace_small(self._file, json.dumps(told).encode())
 
     def _count(self) -> None:
-        """Add the time since the last call to the members being trained, in equal parts."""
+        """Divide the time since the last call equally among the members being trained."""
         now = time.monotonic()
         for name in self._trains:
             self._seconds[name] += (now - self._since) / len(self._trains)

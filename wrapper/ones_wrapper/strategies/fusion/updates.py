@@ -1,8 +1,9 @@
-"""Optimizer steps on the tensors of several members at once, each member with its own numbers.
+"""Optimizer steps on the tensors of several members at once, each member with its own hyper-parameters.
 
-There is one rule for each kind of optimizer. It names the numbers that each member has, and the state tensors of a
-parameter, and makes the step. Tensors have the members as their first dimension; a member's numbers are broadcast over
-its row. Operations and their order are those of the ordinary optimizer, so that results agree in double precision.
+There is one rule for each kind of optimizer. It names the hyper-parameters that may differ and the state tensors of a
+parameter, and makes the step. Tensors have the members as their first dimension; a member's hyper-parameters are
+broadcast over its row. Operations and their order are those of the ordinary optimizer, so that results agree in double
+precision.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch
 from ones_wrapper.gradients.lamb import Lamb, trust
 
 Numbers = Mapping[str, torch.Tensor]
-"""Numbers of the members by name, each of shape [B], in double precision on the CPU."""
+"""Hyper-parameters of the members by name, each of shape [B], in double precision on the CPU."""
 
 Tensors = dict[str, torch.Tensor]
 Options = Mapping[str, Any]
@@ -30,7 +31,7 @@ class Update(ABC):
     numbers: tuple[str, ...]
     """Names of the options in a parameter group that may differ between members; `betas` counts as two."""
     same: ClassVar[Mapping[str, tuple[Any, ...]]]
-    """Options that must be equal for all members, with the values supported."""
+    """Options that must be equal for all members, each with its supported values."""
 
     @abstractmethod
     def keeps(self, groups: Sequence[Options]) -> tuple[str, ...]:
@@ -38,8 +39,8 @@ class Update(ABC):
 
     @abstractmethod
     def scalars(self, own: Numbers, steps: torch.Tensor, group: Options) -> Tensors:
-        """Return the scalars for `apply`, each of shape [B], from the members' numbers and the steps made, this one
-        included."""
+        """Return the scalars for `apply`, each of shape [B]. `own` has the members' hyper-parameters, `steps` the
+        number of steps made, this one included."""
 
     @abstractmethod
     def apply(self, p: torch.Tensor, gradient: torch.Tensor, kept: Tensors, by: Numbers, group: Options) -> None:

@@ -97,8 +97,7 @@ class Embedding(nn.Module):
 
 
 class _Lookup(torch.autograd.Function):
-    """Product of one-hot rows with a table, computed without the one-hot matrix. Indexing by a boolean mask would wait
-    for the GPU."""
+    """Product of one-hot rows with a table, computed without the one-hot matrix."""
 
     @staticmethod
     def forward(ctx: Any, table: torch.Tensor, tokens: torch.Tensor, mesh: Mesh) -> torch.Tensor:

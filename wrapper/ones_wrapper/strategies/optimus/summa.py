@@ -94,8 +94,8 @@ def arriving(block: torch.Tensor, group: Any, mine: int, q: int) -> Iterator[tor
 
 
 def summed(terms: Iterator[torch.Tensor], group: Any, mine: int) -> torch.Tensor:
-    """Return the sum of one term over all ranks of a row or column. Each rank yields a term for each of these ranks, in
-    order. This rank, number `mine`, gets the sum of its own terms. A sum is sent while the next term is computed."""
+    """Reduce-scatter over a row or column. `terms` yields this rank's term for each rank, in order. Return the sum of
+    the terms for this rank, number `mine`. A sum is sent while the next term is computed."""
     kept: torch.Tensor | None = None
     under_way: tuple[torch.Tensor, Any] | None = None
     for target, term in enumerate(terms):

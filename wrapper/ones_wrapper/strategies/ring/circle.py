@@ -41,8 +41,8 @@ class Circle:
         return partial(_arrived, works, arriving, tensor)
 
     def around(self, mine: torch.Tensor) -> Iterator[torch.Tensor]:
-        """Yield the blocks of all ranks, this rank's first. The next block is sent meanwhile. Collective over the
-        circle."""
+        """Yield the blocks of all ranks, this rank's first. The next block is sent while the caller uses the present
+        one. Collective over the circle."""
         here = mine.contiguous()
         for step in range(self.size):
             coming = self.shift(here) if step < self.size - 1 else None

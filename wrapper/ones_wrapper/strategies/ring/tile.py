@@ -23,7 +23,7 @@ class Dropout:
 
     rate: float
     key: int
-    """Number of 64 bits, another one in each call of attention."""
+    """Random 64-bit number, different in each call of attention."""
     length: int
     """Number of tokens in a whole sequence."""
 
@@ -71,8 +71,8 @@ class Place:
 
 
 class Above(NamedTuple):
-    """Results of the attention to all blocks of keys, for one block of queries. The backward pass needs them. Their
-    dtype is that of `precise`."""
+    """Results over all blocks of keys for one block of queries, which the backward pass needs. Their dtype is that of
+    `precise`."""
 
     gradient: torch.Tensor
     """Gradient of the output, (batch, heads, queries, width)."""

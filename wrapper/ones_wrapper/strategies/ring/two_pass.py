@@ -2,7 +2,7 @@
 
 First the keys are sent around, and each rank keeps the whole rows of scores of its queries; then the values are sent
 around. This exists for comparison: `ring_attention` gives the same result in less memory. The paper all-reduces the
-gradients of keys and values. Here the sum for each owner goes around once, which takes half the bytes. Unlike the
+gradients of keys and values. Here each rank's sum goes around the ring once, which takes half the bytes. Unlike the
 authors' library, the backward pass does not divide by the number of ranks: the result is the true gradient.
 """
 
