@@ -1,10 +1,9 @@
 """Step boundaries, at which all ranks agree on what orders and signals request, and act on it together.
 
-An agreement begins at one boundary and is acted on at the next. It is an all-reduce (maximum) of three integers:
-whether any rank requests anything, and the most and the fewest gradient exchanges that a rank has begun, which must be
-equal. If a rank has a request, a second all-reduce of ten integers follows (and two more for each rank, if shares are
-uneven). If agreements would take more than `SHARE` of a step, or steps are short compared with `EVERY_S`, the ranks
-agree only at every n-th boundary. Rank 0 chooses n, and sends it with the agreement.
+An agreement begins at one boundary and is acted on at the next. It is an all-reduce (maximum) of three integers. The
+first is n, plus `_ASKS` if a rank has a request: the ranks agree at every n-th boundary, and rank 0 chooses n. The
+others are the most and the fewest gradient exchanges that a rank has begun, which must be equal. If a rank has a
+request, a second all-reduce of eleven integers follows (and two more for each rank, if shares are uneven).
 """
 
 from __future__ import annotations
@@ -22,19 +21,19 @@ from ones_wrapper.protocol import DRAIN_WAIT_S, Order
 from ones_wrapper.script.stuck import fewer_passes
 
 SHARE = 0.01
-"""Largest share of a step's time that agreements may take, while they are at most `LONGEST_S` apart."""
+"""Largest share of the training time that agreements may take, unless they would then be more than `LONGEST_S`
+apart."""
 LONGEST_S = 1.0
-"""Longest time, in seconds, between two agreements, if steps are shorter."""
+"""Longest time between two agreements in seconds, if a step is shorter than this."""
 EVERY_S = 0.1
-"""Seconds between two agreements that cost little, unless that is more than `MOST_LEFT_OUT` + 1 steps. A request waits
-at most this long, or one step."""
+"""Shortest time between two agreements in seconds; but at most `MOST_LEFT_OUT` boundaries are left out for it."""
 MOST_LEFT_OUT = 3
-"""Largest number of consecutive boundaries without an agreement because of `EVERY_S`."""
+"""Largest number of consecutive boundaries that are left out because of `EVERY_S`."""
 HELD_S = 30.0
-"""Longest time, in seconds, for which requests are delayed because gradients have not been used by an optimizer."""
+"""Longest time in seconds for which requests are delayed, because a rank has gradients that its optimizer has not
+used."""
 _ASKS = 2**32
-"""Number that a rank with a request adds to the first integer of the agreement. The remainder modulo this number is
-rank 0's n."""
+"""Number that a rank with a request adds to the first integer of an agreement; larger than any n."""
 
 BY_SIGNAL, BY_OWNER = 1, 2
 """Causes of a stop. A stop by the owner is permanent, and so has the higher number."""
@@ -53,15 +52,15 @@ class Agreement:
     """Global batch of that order, in samples; 0 for none."""
     drain: bool
     measure: bool
-    """True if the measurements of the gradient noise are added up now."""
+    """True if the ranks add up their measurements of the gradient noise now."""
     behind: bool
-    """True if a checkpoint may be written in the background, because no request waits for it."""
+    """True if a checkpoint may be written in the background, since neither an owner nor a signal requested it."""
     plan: int = 0
     """Generation of the newest plan in a job of blocks; 0 for none."""
     change: int = 0
     """Generation to which the ranks change now; 0 for none."""
     measured: tuple[int, ...] = ()
-    """Numbers of `Uneven.proposal` from all ranks; empty if shares are even."""
+    """Times per sample and largest passes of all ranks (`Uneven.proposal`); empty if shares are even."""
 
 
 class Boundary:
@@ -93,7 +92,7 @@ class Boundary:
         self._told = (0, 0)
 
     def ranks_changed(self, applied: int, answered: int) -> None:
-        """Begin with new ranks. No agreement of the previous ranks may be pending. Not collective."""
+        """Begin with new ranks. No agreement of the previous ranks may be under way. Not collective."""
         assert self._later is None
         self.applied, self.answered = applied, answered
         """Number of the order whose batch is used, and number of the last drain that was carried out."""
@@ -120,11 +119,13 @@ class Boundary:
         return self._agreed(self._group.maximum(self._proposed))
 
     def start_agreement(self, step_s: float, due: bool, measure: bool) -> None:
-        """Begin an agreement of all ranks on the present requests: a checkpoint, a change, a stop. All ranks call this
-        at every step boundary, after they have acted on the last agreement. The all-reduce runs during the next step,
-        so that no rank waits. If steps are short, some calls do nothing. `step_s` is the length of a step in seconds.
-        On rank 0, `due` is True if a checkpoint is due, and `measure` if measurements of the gradient noise are to be
-        added up."""
+        """Begin an agreement of all ranks on their requests: a checkpoint, a change, a stop.
+
+        All ranks call this at every step boundary, after they have acted on the last agreement. The all-reduce runs
+        during the next step, so that no rank waits. If steps are short, some calls do nothing. `step_s` is the length
+        of a step in seconds. Only rank 0's `due` and `measure` count: True if a checkpoint is due, and if measurements
+        of the gradient noise are to be added up.
+        """
         if self._skip > 0:
             self._skip -= 1
             return
@@ -148,7 +149,7 @@ class Boundary:
 
     def finish_agreement(self, unused: bool = False) -> Agreement | None:
         """Return the agreement that was begun at the last boundary; None if there was none. All ranks call this. If any
-        rank has `unused` gradients, which no optimizer has used, the requests are delayed and made again."""
+        rank has `unused` gradients, which no optimizer has used, all requests are delayed to a later boundary."""
         if self._later is None:
             return None
         later, self._later = self._later, None
@@ -222,10 +223,11 @@ class Boundary:
         return Agreement(stop, bool(asked or due), number, wanted, bool(drain), bool(look), not asked, *also)
 
     def wait(self, number: int, over: bool) -> tuple[bool, bool]:
-        """Return (stop, carry on). All ranks call this repeatedly while they are drained by order `number`.
+        """Return (stop, carry on), equal on all ranks. They call this repeatedly while they are drained by order
+        `number`.
 
-        They carry on after a newer order; if that is a drain, it is obeyed at the next boundary. They also carry on if
-        `over` is True on rank 0: no requeue will come.
+        They carry on after a newer order; a newer drain is then obeyed at the next boundary. They also carry on if rank
+        0's `over` is True: it has waited long enough for the requeue.
         """
         order = self._order()
         newer = order is not None and order.number > number
@@ -235,13 +237,13 @@ class Boundary:
 
 
 DRAIN_POLL_S = 0.1
-"""Seconds between two checks of drained ranks for a signal, a newer order or the end of the wait."""
+"""Seconds between two calls of `Boundary.wait`."""
 
 
 def wait_for_requeue(boundary: Boundary, number: int, goodbye: Callable[[], None]) -> str:
     """Wait for the requeue after drain order `number`. Return the reason to carry on, or '' if a signal requests a
-    stop. Collective. At a requeue `srun` ends the ranks almost at once, so that each rank calls `goodbye` as soon as
-    the signal comes."""
+    stop. Collective. At a requeue `srun` ends the ranks almost at once. So each rank calls `goodbye` as soon as it gets
+    the signal."""
     wait_s = float(os.environ.get("ONES_DRAIN_WAIT_S") or DRAIN_WAIT_S)
     started = time.monotonic()
     while True:

@@ -1,5 +1,5 @@
-"""The ranks of a job of blocks, which change during training: by state from memory, or by a checkpoint and a new
-term."""
+"""The ranks of a job of blocks, which change during training. New ranks get the state from the memory of others, or all
+ranks load a checkpoint in a new term."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def start(
     spec_of: Callable[[], Spec],
     fits: Callable[[int], bool] = lambda world: True,
 ) -> Run:
-    """Return the run of a job of blocks, whose ranks have met (`entered`). Collective. `spec_of` returns the spec,
-    `fits` returns True if the strategy can use N ranks. The first ranks of a later term wait for other blocks until
-    `fits`. Ends the process if its ranks must start again."""
+    """Return the run of a job of blocks, after its ranks have met (`entered`). Collective. `spec_of` returns the spec,
+    `fits(N)` is True if the strategy can use N ranks. In a term after the first, blocks that begin it wait for others
+    until `fits`. Ends the process if its ranks must start again."""
     group, blocks, leads = entered.group, entered.blocks, entered.leads
     assert isinstance(group, TorchGroup) and blocks is not None
     block, term = blocks.block, blocks.leader.term
@@ -129,8 +129,8 @@ class ChangingRanks(FixedRanks):
         raise SystemExit(0)
 
     def _warm_up(self) -> None:
-        """Make a forward and a backward pass on zeros before joining, so that the first step is as fast as later
-        ones."""
+        """Make a forward and a backward pass on zeros before joining, so that the first step is not slower than
+        others."""
         text = ""
         with suppress(RankError):  # a board that is lost shows soon
             text = self._group.on_first(self._blocks.shapes)
@@ -145,8 +145,8 @@ class ChangingRanks(FixedRanks):
         return self._run.loop.part.samples
 
     def _coming_samples(self, batch: int, world: int) -> int:
-        """Return the expected number of samples in this rank's first pass, before there is a plan. It follows from the
-        newest order. Without an order, this block joins `world` ranks that train with `batch`. Collective over the
+        """Return the expected number of samples in this rank's first pass after joining. It follows from the newest
+        order. Without an order it follows from `batch` and the `world` ranks that train now. Collective over the
         block."""
         wanted, blocks = self._group.on_first(self._blocks.ordered)
         batch, world = wanted or batch, (blocks * self._group.world) or (world + self._group.world)
@@ -186,8 +186,8 @@ class ChangingRanks(FixedRanks):
             run.loop.first_steps.say(mistakes.HOLDS_NEXT)
 
     def _end_term(self) -> None:
-        """Write the checkpoint for the next term, and end these ranks; the launchers of blocks that stay start them
-        again. Returns if the checkpoint cannot be written."""
+        """Write the checkpoint for the next term, and end these ranks. The launchers of blocks that stay start them
+        again. Returns only if the checkpoint cannot be written."""
         run, blocks, began = self._run, self._blocks, time.time()
         run.records.flush()
         plan, why = blocks.coming, ""
@@ -318,7 +318,8 @@ class ChangingRanks(FixedRanks):
         self._blocks.give_up(why)
 
     def _abandon(self, why: str) -> None:
-        """End this process after the link found other ranks lost, although the script's thread still waits for them."""
+        """End this process from the thread that found other ranks lost, although the script's thread still waits for
+        them."""
 
         def end() -> None:
             with suppress(Exception):

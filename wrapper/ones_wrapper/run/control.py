@@ -59,7 +59,7 @@ class Control:
         self.boundary.start_agreement(records.meter.step_s, due, measure)
 
     def carry_out(self, agreed: Agreement) -> None:
-        """Do what all ranks agreed on."""
+        """Act on an agreement of all ranks."""
         if agreed.measure:
             self._measure_noise()
         if agreed.wanted and agreed.number != self.boundary.applied:
@@ -103,7 +103,7 @@ class Control:
             self._records.batch_changed(old, number)
 
     def _drain(self, number: int) -> None:
-        """Write and report a checkpoint, and wait for the requeue. Return if a newer order comes, or no requeue."""
+        """Write and report a checkpoint, and wait for the requeue. Returns if no requeue comes, or a newer order."""
         # First: once the checkpoint is reported, the companion may requeue, and the ranks have hardly a moment left.
         flush_files()
         if not self._keeping.save(f"for order {number}", number):

@@ -15,9 +15,9 @@ from ones_wrapper.script import calls
 class Evaluation:
     """The samples of this rank's replica in an evaluation. It can be iterated several times; `Job.evaluate` returns it.
 
-    An evaluation does not move the training's cursor, does not use its random numbers, and does not count in its step
-    times. Shares differ by at most one sample. All ranks have equally many batches, unless there are fewer samples than
-    ranks, or batches have one sample.
+    An evaluation does not change the cursor of the training, its random numbers or its step times. Shares differ by at
+    most one sample. All ranks have the same number of batches, unless there are fewer samples than ranks, or batches
+    have one sample.
     """
 
     def __init__(self, run: Run, feed: Feed, batch: int) -> None:

@@ -1,4 +1,4 @@
-"""Hooks at the moments when a job's ranks may change. The ranks of a plain job are fixed, so its hooks do nothing."""
+"""Hooks called when a job's ranks may change. The ranks of a plain job are fixed, so its hooks do nothing."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from ones_wrapper.run.boundary import Agreement
 
 
 class Unknown(int):
-    """A rank or world size in a block that has not joined: equal to no number, and printed as "none yet". It is still
-    an int, since a script may use it as a seed."""
+    """Rank or world size in a block that has not joined yet: equal to no number, and printed as "none yet". It is an
+    int, since a script may use it as a seed."""
 
     def __eq__(self, other: object) -> bool:
         return False
@@ -27,7 +27,7 @@ class Unknown(int):
 
 
 class FixedRanks:
-    """Hooks of a plain job, whose ranks are fixed. `ChangingRanks` are those of a job of blocks."""
+    """Hooks of a plain job, whose ranks are fixed. `ChangingRanks` has the hooks of a job of blocks."""
 
     @property
     def joining(self) -> bool:

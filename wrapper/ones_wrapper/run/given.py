@@ -84,7 +84,7 @@ def _plain(values: dict[Any, Any]) -> dict[Any, Any]:
 
 
 def named_by_type(things: Sequence[T]) -> dict[str, T]:
-    """Return the objects by names that are made from their types, and so are the same at each start."""
+    """Return the objects by names made from their types, so that a name is the same at each start."""
     found: dict[str, T] = {}
     for thing in things:
         found[unused_name(_name(thing), found)] = thing
@@ -92,7 +92,7 @@ def named_by_type(things: Sequence[T]) -> dict[str, T]:
 
 
 def unused_name(name: str, used: Mapping[str, Any]) -> str:
-    """Return the name; if it is used, with a number behind it."""
+    """Return the name, followed by a number if it is already used."""
     number = 1 + sum(one.rstrip("0123456789") == name for one in used)
     return f"{name}{number}" if number > 1 else name
 

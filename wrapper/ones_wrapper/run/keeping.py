@@ -37,8 +37,7 @@ class Keeping:
         self.state: SavedState | None = None
         self.files = KeptFiles(first)
         self.loaded = self.note = ""
-        """Name of the loaded checkpoint, empty if none was loaded. `note` is a message on problems in finding it,
-        empty if there were no problems."""
+        """Name of the loaded checkpoint, and a message on problems in finding it; either may be empty."""
         self.durable = True
         """False if the loaded checkpoint was in the nodes' memory."""
         self.load_s = 0.0
@@ -80,8 +79,9 @@ class Keeping:
 
     def save(self, why: str, order: int | None = None, memory: tuple[MemoryFolder, int] | None = None) -> bool:
         """Write a checkpoint and report it once it is durable. If that fails, log it and return False. Without `order`,
-        nothing is written if there was no progress since the last checkpoint. `memory` is what `folder_for` returns:
-        the checkpoint stays in the nodes' memory if there is room. Then it is not durable, and not reported."""
+        nothing is written if there was no progress since the last checkpoint. With `memory`, which `folder_for`
+        returns, the checkpoint stays in the nodes' memory if there is room. It is then not durable, and not
+        reported."""
         self._records.flush()
         hang_detector.beat()
         with self._loop.exchanges.published():
@@ -110,7 +110,8 @@ class Keeping:
         return True
 
     def save_behind(self) -> None:
-        """Begin a checkpoint in the background; with init's `write_behind=False` write it now."""
+        """Begin a checkpoint in the background; write it before returning if `init` was called with
+        `write_behind=False`."""
         self._records.flush()
         assert self.state is not None
         with self._loop.exchanges.published():
@@ -139,13 +140,14 @@ class Keeping:
         return self._checkpoints.ranks_changed(restart)
 
     def let_go(self) -> None:
-        """Finish the present background checkpoint: these ranks leave, and others continue the training. Not
+        """Wait for the background checkpoint, because these ranks leave and others continue the training. Not
         collective."""
         self._checkpoints.let_go()
         self.report_finished()
 
     def rescue(self, state: SavedState, refuse: Callable[[], str]) -> None:
-        """Write a checkpoint from this rank only, because others are lost (`Checkpoints.rescue`). Not collective."""
+        """Write a checkpoint from this rank only, because other ranks are lost (`Checkpoints.rescue`). Not
+        collective."""
         progress = self._progress
         if self._saved == progress:
             return

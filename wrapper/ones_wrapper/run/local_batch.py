@@ -2,8 +2,8 @@
 
 A formula gives the memory of activations, but allocator, workspaces and fragmentation take more. If a pass runs out of
 memory in training, the local batch is halved (`memory.py`). A script may also call `Job.probe`, which doubles the size
-and then bisects, as HFTA (2102.02344) finds its largest number of models. Each size is tried several times, since a
-later pass may fail although the first fits.
+until a pass fails, and then bisects. HFTA (2102.02344) finds its largest number of models in this way. Each size is
+tried several times, since a later pass may fail although the first fits.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from ones_wrapper.run.replicas import as_found
 
 TRIES = 3
 BUCKETS, MOMENTS = 1, 2
-"""Memory that the first steps allocate, in sizes of the trained parameters: gradient buckets, and an optimizer's two
-moments."""
+"""Memory that the first steps allocate, in multiples of the size of the trained parameters: gradient buckets, and an
+optimizer's two moments."""
 
 
 class LocalBatch:
@@ -41,7 +41,7 @@ class LocalBatch:
         self._device = memory.device_name(group.device) + strategy
         found = memory.look_up(directory, self._declared, self._device)
         self.own = found.samples if found is not None else self._declared
-        """Samples that this rank's device holds by earlier trials; without a trial the script's limit."""
+        """Samples that fit on this rank's device by an earlier trial; without a trial the script's limit."""
         self.found: LargestBatch | None = None
         """Smallest result of all ranks' trials; None without a trial."""
         self.trying = 0
@@ -52,8 +52,7 @@ class LocalBatch:
         return self._group.world if self._by_size else 0
 
     def applied(self, spec: Spec) -> Spec:
-        """Return the spec, with its local batch limited to the smallest result of earlier trials on any rank's
-        device."""
+        """Return `spec` with its local batch limited to the smallest result of earlier trials on any rank."""
         found = self._group.gather(memory.look_up(self._directory, self._declared, self._device))
         self.found = min((LargestBatch(*one) for one in found if one), default=None)
         return as_found(spec, self._group.world, self.found)
@@ -63,12 +62,12 @@ class LocalBatch:
         return memory.classify_error(error, self._directory, self._declared, samples, self._device, self._gpus)
 
     def probe(self, one_pass: Callable[[int], object], state: SavedState, unit: int, together: bool) -> LargestBatch:
-        """Return the largest number of samples in a pass. It is tried out unless an earlier run has done so at this
+        """Return the largest number of samples in a pass, found by trials unless an earlier run has found it at this
         world size.
 
         `together` is True if ranks wait for each other within a pass. Then a rank that runs out of memory raises its
-        error, and `classify_error` gets the size that was tried (`trying`). The ranks must start again, since others
-        may never leave their pass. Raises MemoryError if one `unit` does not fit.
+        error, since other ranks may never leave their pass, and all ranks start again. `trying` is the size at which
+        that happened. Raises MemoryError if one `unit` does not fit.
         """
         group, device = self._group, self._device
         found = group.on_first(lambda: memory.look_up(self._directory, self._declared, device))
@@ -107,8 +106,8 @@ def largest(fits: Callable[[int], bool], most: int, unit: int = 1) -> int:
 
 @contextmanager
 def keep_for_first_step(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[None]:
-    """Context that occupies as much memory as the first steps will allocate. Moments count only for parameters without
-    optimizer state, because a loaded checkpoint has allocated the others."""
+    """Context that occupies as much memory as the first steps will allocate. Parameters that have optimizer state
+    already, from a loaded checkpoint, need no more for moments."""
     coming = [
         torch.empty_like(parameter.to_local() if isinstance(parameter, DTensor) else parameter.detach())
         for optimizer in optimizers
@@ -125,7 +124,7 @@ def keep_for_first_step(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator
 
 def _holds(one_pass: Callable[[int], object], samples: int, state: SavedState, group: Group, together: bool) -> bool:
     """Return True if passes of `samples` samples fit on all ranks. Collective. Buffers and random numbers are restored,
-    gradients dropped. Errors of `one_pass` are raised, lack of memory only with `together`."""
+    and gradients dropped. With `together`, lack of memory is raised as an error; other errors always are."""
     model, optimizers = state.model, list(state.optimizers.values())
     buffers = [buffer.detach().clone() for buffer in model.buffers()]
     failed = False

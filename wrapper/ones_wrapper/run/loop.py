@@ -50,14 +50,15 @@ class Loader:
         # In place of a DistributedSampler: each epoch's order follows from the loader's seed and its number.
         self.sampler = SimpleNamespace(set_epoch=lambda epoch: None)
         self._given: deque[AccumulationStep] = deque()
-        """Passes whose batch the script has, and that have not ended: one, or two if the script fetches ahead."""
+        """Passes whose batch the script has got, and that have not ended. There is one, or two if the script fetches
+        ahead."""
         self._pass = ExitStack()
         self._asks_ahead = False
         self._doubt: AskedAhead | None = None
 
     @property
     def batch_size(self) -> int:
-        """Base batch, for which the script's learning rate was chosen. `len` also counts steps of this batch."""
+        """Base batch, for which the script's learning rate was chosen. `len` counts steps of this batch."""
         return self._run.sizes.spec.base_batch
 
     def __getattr__(self, name: str) -> Any:
@@ -82,7 +83,7 @@ class Loader:
         return base_steps(run.loop.feed.samples, run.sizes.spec.base_batch)
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield this rank's local batches from the cursor to the end of the present epoch; all ranks get equally many.
+        """Yield this rank's local batches from the cursor to the end of the present epoch, equally many on all ranks.
 
         A script may fetch one batch ahead, as prefetchers do: it requests the second batch before it has trained on the
         first. A step then ends when the batch after the next is requested, or at the end of the epoch.
@@ -161,7 +162,7 @@ class Loader:
 
     def coming(self, ahead: Callable[[], int], seeded: bool) -> Iterator[Pass]:
         """Yield the remaining passes of the epoch. They are computed again if the batch or the ranks change. `ahead`
-        returns the number of samples that the script has, but that do not count as used yet. `seeded` is that of
+        returns the number of samples that the script has fetched, but not trained on. `seeded` is passed to
         `Feed.batches`."""
         run, epoch, feed, changed = self._run, self._run.progress.epoch, self._run.loop.feed, True
         assert feed is not None
@@ -176,8 +177,8 @@ class Loader:
                     break
 
     def _weighed(self, passes: Iterator[Pass]) -> Iterator[Pass]:
-        """Yield the same passes, with their numbers of tokens if the job counts tokens. A step's passes are then
-        fetched together."""
+        """Yield the passes. If the job counts tokens, fetch all passes of a step first, and add their numbers of
+        tokens."""
         held = self._run.settings.tokens
         if held is None:
             yield from passes
@@ -197,8 +198,8 @@ class Loader:
         self._pass.enter_context(self.passing(self._given[0]))
 
     def _end_pass(self, boundary: bool = True) -> None:
-        """End the oldest pass, and with a step's last pass the step, at a boundary if `boundary`. Then begin the next
-        pass, if the script has its batch."""
+        """End the oldest pass. If it is the last of its step, end the step, and with `boundary` act at the step
+        boundary. Then begin the next pass, if the script has its batch."""
         run = self._run
         self._pass.close()
         part = self._given.popleft()
@@ -213,8 +214,8 @@ class Loader:
 
     @property
     def _used_up(self) -> bool:
-        """True if the epoch has no further step. A run or block that began here would find an empty loop over batches,
-        so that requests wait for the end of the epoch. Unknown, and False, for a stream without a length."""
+        """True if the epoch has no further step; False for a stream of unknown length. Requests then wait for the end
+        of the epoch, because a run that began here would find an empty loop over batches."""
         run, feed = self._run, self._run.loop.feed
         assert feed is not None
         return feed.samples > 0 and step_size(feed.samples - run.progress.cursor, run.sizes.cut) <= 0
@@ -286,7 +287,8 @@ class Loader:
             run.records.uses(part.last)
 
     def leave(self, early: bool) -> None:
-        """Note the end of the loop: the epoch's samples are used, or the script left `early`, perhaps by an error."""
+        """Note the end of the loop over batches. `early` is True if the script left it before its end, perhaps by an
+        error."""
         loop = self._run.loop
         loop.within, loop.ahead = early, False
         loop.schedules.leave()

@@ -1,4 +1,4 @@
-"""State of a script's loop that lasts from step to step."""
+"""State of a script's loop over batches that lasts from step to step."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ class Loop:
         self.part = AccumulationStep(Share(0, 1, 1), 0, 1, 0, 1, 1)
         """The present pass, or the last one."""
         self.within = False
-        """True from an epoch's first pass to the end of the loop over it: an error of the script may then come from a
-        pass."""
+        """True from an epoch's first pass to the end of the loop over its batches."""
         self.passed = -1
         """Last epoch whose batches were all given to the script; -1 for none."""
         self.in_epochs = False
         self.end_open: Callable[[], None] = lambda: None
-        """Function that ends an epoch's last step, which is still open after the loop if the script fetches ahead."""
+        """Function that ends an epoch's last step. If the script fetches ahead, this step is still open after the
+        loop."""
         self.ahead = False
-        """True if the script already has its next batch, which was cut for the present ranks."""
+        """True if the script has already fetched its next batch."""
         self.least = 1
-        """Fewest samples of a share that is not empty: 2 if the model normalizes over the batch, else 1."""
+        """Smallest number of samples on a rank, other than 0: 2 if the model normalizes over the batch, else 1."""
         self.first_steps = FirstSteps(False, torch.nn.Module(), [], [])
         self.used: list[int] = []
         """Dataset indices that this rank used in the present step, if a trace is written."""
@@ -58,14 +58,14 @@ class Loop:
 
     @property
     def mid_step(self) -> bool:
-        """True from the beginning of an optimizer's step until the step is counted. The model is then ahead of the
-        cursor."""
+        """True from the beginning of an optimizer's step until the step is counted, while the cursor is behind the
+        model."""
         return self.within and (self.rate.stepping or self.rate.stepped)
 
     @property
     def whole(self) -> bool:
-        """True if model, optimizer and progress are consistent, and equal on all ranks. That is so at a boundary, and
-        in a pass before the optimizer's step."""
+        """True if model, optimizer and progress are consistent, and equal on all ranks: at a boundary, and in a pass
+        before the optimizer's step."""
         return self.exchanges.steps_together and (self.at_boundary or (self.within and not self.mid_step))
 
     def stepped(self, progress: TrainingProgress, total: int) -> None:

@@ -35,16 +35,16 @@ class DoesNotFitError(RuntimeError):
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return True if this error is due to lack of memory, so that a smaller local batch might avoid it. It is torch's
-    own out-of-memory error, or a RuntimeError of CUDA, its libraries or the CPU's allocator."""
+    """Return True for an error due to lack of memory: torch's own, or a RuntimeError of CUDA, its libraries or the
+    CPU's allocator. A smaller local batch might avoid it."""
     if isinstance(error, torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and _OUT_OF_MEMORY.search(str(error)) is not None
 
 
 def device_name(device: torch.device) -> str:
-    """Return a name that is different for devices that hold different batches: model and memory (a MIG slice has
-    less)."""
+    """Return the device's model and memory. Devices that hold different batches have different names; a MIG slice has
+    less memory than its GPU."""
     if device.type != "cuda":
         return device.type
     properties = torch.cuda.get_device_properties(device)
@@ -90,9 +90,9 @@ def look_up(directory: Path, declared: int, device: str) -> LargestBatch | None:
 def remember(directory: Path, declared: int, failed_at: int, device: str, gpus: int = 0) -> int:
     """Store half of `failed_at`, the samples of a pass that did not fit; return the number that is stored.
 
-    Any rank may call this, also several at once: the file is replaced atomically, and its number only falls. (Of two
-    ranks that write at the same moment the larger number may stay; then one more trial fails.) Raises `DoesNotFitError`
-    if `failed_at` is 1, and OSError if the file cannot be written.
+    Any rank may call this, even several at once: the file is replaced atomically, and its number only falls. If two
+    ranks write at the same moment, the larger number may remain; then one more trial fails. Raises `DoesNotFitError` if
+    `failed_at` is 1, and OSError if the file cannot be written.
     """
     if failed_at <= 1:
         raise DoesNotFitError(

@@ -15,7 +15,7 @@ from ones_wrapper.devices.use import DeviceUse
 from ones_wrapper.protocol import Throughput
 
 WARM_UP = 2
-"""Number of steps after a start that are not measured, since memory and communicators are set up in them."""
+"""Number of steps after a start that are not measured, because they set up memory and communicators."""
 
 
 PENDING = 64
@@ -63,8 +63,8 @@ class Meter:
         wait: Callable[[], None] = lambda: None,
         use: DeviceUse | None = None,
     ) -> None:
-        """`wait` waits until the device has done all queued work, so that a step does not end when it is only queued.
-        `use` measures the device's use, on the rank that reports."""
+        """`wait` waits until the device has done all queued work; a step's time would otherwise end when the step is
+        queued. `use` measures the device's use, on the rank that reports."""
         self._use, self._every_s, self._clock, self._wait = use, every_s, clock, wait
         self._began = clock()
         self._left = WARM_UP
@@ -76,7 +76,7 @@ class Meter:
         self.last_s = 0.0
         self._epoch, self._interval = Losses(), Losses()
         self.watch: OwnTime | None = None
-        """Clock of this rank's own time without its waits for others, if shares are uneven."""
+        """Clock of this rank's time without its waits for other ranks, if shares are uneven."""
         self._pending: list[tuple[torch.Tensor, int]] = []
         """Losses of the interval that are not added up yet, since adding many takes as long as adding one."""
 
@@ -131,15 +131,15 @@ class Meter:
         return self._end() if self._seconds >= self._every_s else None
 
     def settle(self) -> None:
-        """Wait for the device and count the wait in the interval, so that it does not count in a following checkpoint
-        or evaluation."""
+        """Wait for the device and count the wait in the interval. A checkpoint or evaluation that follows then begins
+        with an idle device."""
         if self._latest is not None:
             began = self._clock()
             self._wait()
             self._seconds += self._clock() - began
 
     def forget(self) -> None:
-        """Drop what is not reported yet, because reading it would wait for a device that hangs."""
+        """Drop what is not reported yet, because reading the losses would wait for a device that hangs."""
         self._latest, self._pending = None, []
         self._epoch, self._interval = Losses(), Losses()
 
@@ -162,7 +162,7 @@ class Meter:
         )
 
     def loss(self, loss: torch.Tensor | float, samples: int) -> None:
-        """Add the mean loss over the `samples` samples of a pass, without waiting for the device."""
+        """Add the mean loss over the `samples` samples of a pass. Does not wait for the device."""
         if not samples:
             return
         # A copy: the script may go on with the tensor.

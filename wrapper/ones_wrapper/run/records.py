@@ -43,10 +43,10 @@ class Records:
         self._resizes = ResizeLog(tell=lambda *resize: self._series.resized(*resize))
         self._shape = ""
         self._change: tuple[str, Membership, float | None] | None = None
-        """(old shape, report, expected gain) of the last change of ranks, until the first step after it ends."""
+        """Last change of ranks as (old shape, report, expected gain) until the first step after it ends."""
         self._after: list[Report] = []
         self._sample_s = 0.0
-        """Seconds that one rank took for a sample in the last interval; 0 before the first."""
+        """Seconds that a rank took for one sample in the last interval; 0 before the first interval."""
         self._earlier = resize_log.before(directory, identity.restart) if first else None
         before, self.failed_before = previous(directory, identity.restart) if first else (0.0, False)
         """Unix time of the previous run's last report, and True if that run ended without a bye or with an error. On
@@ -62,7 +62,7 @@ class Records:
             directory=str(directory)[:MAX_TEXT],
             spool=str(common.spool or "")[:MAX_TEXT],
         )
-        """Function that makes the hello from those fields that are known only after the process group was built."""
+        """Function that makes the hello; its arguments are the fields that are known only later."""
         self._hello_at = 0.0
         self._writer = ReportWriter(directory, identity.restart) if first else None
         self._warned = self._left = self._first = False
@@ -72,7 +72,8 @@ class Records:
     # -- reports ------------------------------------------------------------------------------------------------------
 
     def send(self, report: Report | None) -> None:
-        """Send a report; None is ignored."""
+        """Send a report; do nothing for None. After a change of ranks, reports wait until the change itself is
+        reported."""
         if report is None or self._writer is None:
             return
         if self._change is not None:
@@ -85,7 +86,7 @@ class Records:
         return Series(self._settings.series, lambda: self._progress.run_id, self._directory)
 
     def _send_interval(self, report: Throughput | None) -> None:
-        """Send the report of an interval. Log the speed in tokens and a loss that is not finite, each only once."""
+        """Send the report of an interval. Log once the speed in tokens, and once that a loss is not finite."""
         self.send(report)
         if report is not None:
             self._sample_s = report.seconds * self._group.world / report.samples
@@ -98,7 +99,7 @@ class Records:
             log(f"the loss is not a finite number (by step {report.step}); training goes on, and it is reported")
 
     def flush(self) -> None:
-        """Send the report of the present interval, because no step follows, or one with another batch."""
+        """Send the report of the present interval early, because steps stop or the batch changes."""
         self._send_interval(self.meter.flush())
 
     def note(self, note: str) -> None:
@@ -115,8 +116,8 @@ class Records:
             self.send(Bye(reason, self._progress.step, code, note))
 
     def begin(self, load_s: float, loaded: str, note: str, order: Order | None) -> None:
-        """Send the first report of a run (`Hello`). `order` is the newest order, which may be the cause of this
-        start."""
+        """Send the first report of a run (`Hello`). `order` is the newest order. If it drained the previous run, it
+        caused this start."""
         self._say_hello(load_s=load_s, checkpoint=loaded, note=note[:MAX_TEXT])
         earlier, group = self._earlier, self._group
         if earlier is None or group.rank != 0:
@@ -170,13 +171,14 @@ class Records:
         hang_detector.beat()
 
     def uses(self, last: bool) -> None:
-        """Record the beginning of a pass, `last` for the step's last. `loop.used` holds the step's samples so far."""
+        """Record the beginning of a pass; `last` is True for the last pass of a step. `loop.used` has the step's
+        samples so far."""
         if last and self.trace and self.trace.beforehand:
             self.trace.write(epoch=self._progress.epoch, step=self._progress.step, samples=self._loop.used)
 
     def epoch(self, at: tuple[int, int, int], losses: Losses, loss: float | None, accuracy: float | None) -> None:
-        """Report the end of an epoch; `at` is (epoch, step, cursor). `losses` are those of all ranks; `loss` replaces
-        their mean."""
+        """Report the end of an epoch at `at`, (epoch, step, cursor). `losses` has the losses of all ranks. `loss`, if
+        given, is reported in place of their mean."""
         self.send(Epoch(*at, losses.mean if loss is None else loss, accuracy, int(losses.nonfinite)))
 
     def batch_changed(self, old: int | None, number: int | None) -> None:
@@ -200,7 +202,7 @@ class Records:
     # -- ranks that change --------------------------------------------------------------------------------------------
 
     def ranks_changed(self, plan: Plan) -> None:
-        """Continue with the ranks of this membership."""
+        """Continue with the ranks of `plan`."""
         self.meter.ranks_changed()
         self._told = False
         if self.trace:
@@ -222,7 +224,7 @@ class Records:
 
     def membership(self, plan: Plan, pause_s: float, size: int, transfer_s: float, order: Order | None) -> None:
         """Record that the blocks of `plan` train from now on. `size` bytes of state were sent to new blocks in
-        `transfer_s` seconds. `order` is the newest order. If there was a pause, the report is sent after the first
+        `transfer_s` seconds. `order` is the newest order. After a pause, the report is sent at the end of the first
         step, whose extra time counts as pause."""
         at = self._progress.step
         restarts = tuple(member.restart for member in plan.members)
@@ -250,14 +252,14 @@ class Records:
 
 
 class TraceWriter:
-    """Writer of a file with the samples of each step, for tests. Lines are
-    `{"restart", "attempt", "rank", "world", "begin": step}` and `{…, "epoch", "step", "samples"}`. In a job of blocks
-    each change of ranks adds a line `{…, "generation"}`."""
+    """Writer of a file with the samples of each step, for tests. A run writes a line `{"restart", "attempt", "rank",
+    "world", "begin": step}`, and each step a line `{…, "epoch", "step", "samples"}`. In a job of blocks each change of
+    ranks writes a line `{…, "generation"}`."""
 
     def __init__(self, path: Path, common: dict[str, int], beforehand: bool) -> None:
         self._path, self._common = path, common
         self.beforehand = beforehand
-        """True if a step's line is written when the step begins, because this rank may die after others got its
+        """True if a step's line is written when its last pass begins: this rank may die after others have used its
         gradients."""
 
     @classmethod
@@ -276,7 +278,7 @@ class TraceWriter:
         self.write(generation=generation)
 
     def write(self, **line: Any) -> None:
-        """Write a line. It has `samples`, the dataset indices that this rank used in a step, or `begin`, the step from
-        which this run continues. Lines of earlier runs from that step on do not count."""
+        """Write a line. `samples` are the dataset indices that this rank used in a step. `begin` is the step from which
+        this run continues; lines of earlier runs from that step on do not count."""
         with self._path.open("a") as file:
             file.write(json.dumps({**self._common, **line}) + "\n")

@@ -15,10 +15,11 @@ from ones_wrapper.strategy import Strategy
 
 @dataclass(frozen=True, slots=True)
 class Division(Cut):
-    """A rank's cut of steps at one world size, by the limits of a strategy. Its batch is set later."""
+    """Division of steps at one world size, as seen by this rank and within a strategy's limits. Its batch is set
+    later."""
 
     first: bool = True
-    """True if this rank is the first of its replica, which writes for all of them."""
+    """True if this rank is the first of its replica, and so writes the replica's samples to the trace."""
     quantum: int = 1
     """Divisor of all global batches except an epoch's last."""
 
@@ -28,8 +29,8 @@ class Division(Cut):
 
 
 def limits_of(strategy: Strategy | None, spec: Spec, group: Group) -> StrategyLimits | None:
-    """Return a strategy's limits in this job, with the memory of the smallest GPU. Collective. Raises TypeError if the
-    object is no strategy, and ValueError if the strategy cannot use the present ranks."""
+    """Return a strategy's limits in this job; their memory is by default that of the smallest GPU. Collective. Raises
+    TypeError if the object is no strategy, and ValueError if the strategy cannot use the present ranks."""
     if strategy is None:
         return None
     if not isinstance(strategy, Strategy):
@@ -46,8 +47,8 @@ def limits_of(strategy: Strategy | None, spec: Spec, group: Group) -> StrategyLi
 
 
 def as_found(spec: Spec, world: int, found: LargestBatch | None) -> Spec:
-    """Return the spec after the trial `found`, which may be of another number of GPUs. It corrects the formula of a
-    strategy's limits; without a formula it lowers the largest local batch."""
+    """Return the spec corrected by the trial `found`, which may be from another world size. The trial corrects a
+    strategy's formula for memory; without a formula it lowers the largest local batch."""
     if found is None:
         return spec
     if spec.limits is not None:
@@ -64,7 +65,7 @@ def as_found(spec: Spec, world: int, found: LargestBatch | None) -> Spec:
 
 
 def limits_again(strategy: Strategy | None, spec: Spec, group: Group) -> StrategyLimits | None:
-    """Return the strategy's limits once more, because it now knows the models. Not collective."""
+    """Return the strategy's limits again, because it now knows the models. Not collective."""
     if strategy is None or spec.limits is None:
         return spec.limits
     limits = strategy.limits(spec, max(MOST_GPUS, group.world), group.gpus_per_node)
@@ -97,8 +98,8 @@ def divide(spec: Spec, world: int, rank: int, equal: bool = False) -> Division:
 
 
 def in_force(spec: Spec, wanted: int, division: Division) -> int:
-    """Return the global batch to use if `wanted` samples are wanted. It is a multiple of the strategy's divisor, and
-    also of init's `multiple_of` if that many samples fit. Raises ValueError if there is no such batch."""
+    """Return the global batch to use for an order of `wanted` samples. It is a multiple of the strategy's divisor, and
+    of init's `multiple_of` if that many samples fit. Raises ValueError if there is no such batch."""
     most = spec.max_batch, division.max_local, spec.max_passes
     batch = clamp_batch(wanted, division.replicas, *most, lcm(spec.multiple_of, division.quantum))
     if batch % division.quantum:
@@ -123,8 +124,8 @@ def _each_a_replica(limits: StrategyLimits) -> bool:
 
 
 def noise_may_be_measured(strategy: Strategy | None, spec: Spec) -> bool:
-    """Return True if the gradient noise scale can be measured: each rank is a replica at any number of GPUs, and the
-    strategy allows it."""
+    """Return True if the gradient noise scale can be measured: the strategy allows it, and each rank is a replica at
+    any world size."""
     if strategy is None or spec.limits is None:
         return True
     return strategy.measures_noise and _each_a_replica(spec.limits)

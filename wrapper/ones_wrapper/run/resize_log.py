@@ -1,4 +1,4 @@
-"""Lines about resizes in a job's log: one at each resize, and one about the speed that it brought."""
+"""Lines about resizes in a job's log: one at each resize, and one about the speed after it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ones_wrapper.protocol import MAX_LINE, Batch, Epoch, First, Hello, Membersh
 from ones_wrapper.protocol.growth import efficiency
 
 MEASURE_S = 30.0
-"""Seconds of training after which the log names the speed that a resize brought."""
+"""Seconds of training after which a line names the speed after a resize."""
 _SHOWN = 16
 """Largest number of ranks whose shares are listed in a line."""
 _WARM_UP = 2
@@ -38,7 +38,7 @@ class Before:
 
 
 def before(job_dir: Path, restart: int) -> Before | None:
-    """Return the previous start, of this run or the run before it; None if no earlier start trained."""
+    """Return the previous start: an earlier one of this run, or the run before. None if neither trained."""
     spec = read_spec(job_dir)
     for number in (restart, restart - 1):
         found = _before(job_dir / reports_name(number), spec.grown if spec is not None else 0)
@@ -94,8 +94,8 @@ class ResizeLog:
         """(old shape, new shape, useful samples/s before) of a resize whose speed is still being measured."""
 
     def started(self, earlier: Before | None, shape: str, gain: float | None) -> None:
-        """Note the start of a run after `earlier`; `gain` is the expected ratio of speeds. The line is written after
-        the first step."""
+        """Note the start of a run; the line is written after its first step. `gain` is the expected speed over that of
+        `earlier`."""
         if earlier is not None and earlier.shape != shape:
             self._starts = (earlier, shape, gain)
 
@@ -111,7 +111,7 @@ class ResizeLog:
             self._speak(old, new, step, pause_s, gain, before_it)
 
     def batch_changed(self) -> None:
-        """Drop the measurements so far, because they are of another batch."""
+        """Drop the measured speed, because it is that of another batch."""
         if self._waits is None:
             self._useful = self._seconds = 0.0
 

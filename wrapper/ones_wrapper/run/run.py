@@ -74,28 +74,28 @@ class Run:
         self.left = 0
         """1 after the script has left the loop over epochs on any rank, 2 if it did so after a signal, else 0."""
         self._signalled = -1
-        """Epoch that follows an epoch in which a signal handler of the script was called; -1 for none."""
+        """Epoch that began after a signal handler of the script was called; -1 for none."""
         self.ended = False
         self._watch: stuck.Watch | None = None
         self._reason = "stopped"
-        """Reason in the bye if the script ends now without a signal or an error."""
+        """Reason that the last report names if the script ends now without a signal or an error."""
         FLAGS.install()
         FLAGS.armed = True
         on_exit(self._ended)
         on_error(self.failed)
 
     def known(self, number: int) -> int:
-        """Return a rank or world size for the script: `Unknown` before this block has joined. Not collective."""
+        """Return a rank or world size as the script sees it: `Unknown` before this block has joined. Not collective."""
         return Unknown(number + 1) if self.ranks.joining else number
 
     @property
     def rank(self) -> int:
-        """Rank of this process for the script. Not collective."""
+        """Rank of this process as the script sees it. Not collective."""
         return self.known(self.group.rank)
 
     @property
     def run_id(self) -> str:
-        """Name of the job's runs for experiment loggers. Not collective."""
+        """Id for experiment loggers, the same in all runs of the job. Not collective."""
         return self.progress.run_id or self._run_id
 
     def load(self, state: SavedState) -> None:
@@ -193,8 +193,8 @@ class Run:
         return self.loop.feed.samples
 
     def same_data(self, before: str, where: str) -> str:
-        """Return `before`, or if that is empty the dataset's fingerprint. Raises ValueError if the fingerprint differs
-        from `before`; the message names its origin, `where`. Not collective."""
+        """Return `before`, a fingerprint of the dataset, or the present fingerprint if `before` is empty. Raises
+        ValueError if the two differ; the message names `where`, the origin of `before`. Not collective."""
         assert self.loop.feed is not None
         mine = self.loop.feed.fingerprint()
         fingerprint.check(mine, before, where)
@@ -236,7 +236,7 @@ class Run:
         self.ranks.stepped()
 
     def act(self) -> None:
-        """Act at a step boundary on requests of orders, signals and the job's owner, equally on all ranks."""
+        """Act on the requests of orders, signals and the job's owner at a step boundary, the same on all ranks."""
         self.ranks.at_boundary()
         self.loop.at_boundary = True
         agreed = self.control.agree()
@@ -257,7 +257,7 @@ class Run:
             self.act()
 
     def _end_epoch(self, loss: float | None, accuracy: float | None, leaves: int = 0) -> None:
-        """`leaves` is 1 if the script has left the loop over epochs on this rank, 2 if it may continue at the next
+        """`leaves` is 1 if the script on this rank has left the loop over epochs, 2 if it may continue at the next
         start, else 0. If it has left on any rank, all ranks leave."""
         self.begin()
         loop, progress = self.loop, self.progress
@@ -323,7 +323,7 @@ class Run:
         self.ranks.over()
 
     def failed(self, error: BaseException) -> tuple[int, str] | None:
-        """Return (exit code, note) for lack of memory, or the loss of other ranks; None for any other error. Not
+        """Return (exit code, note) for an error due to lack of memory or lost ranks; None for any other error. Not
         collective."""
         if self.group.rank == 0 and (hint := mistakes.no_cuda(error, self.group.device.type)):
             log(hint)
@@ -359,8 +359,8 @@ class Run:
 
 
 def _claimed(group: Group, take: Callable[[], Claim | None]) -> Claim | None:
-    """Return the claim that `take` returns on this rank. Collective: ends all ranks if it raises `ClaimedError` on
-    any."""
+    """Return the claim that `take` returns on this rank. Collective: if it raises `ClaimedError` on any rank, all ranks
+    end."""
     claim, refused = None, 0
     try:
         claim = take()

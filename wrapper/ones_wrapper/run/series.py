@@ -18,11 +18,11 @@ _NAMES = {"gpus": "world", "batch": "batch", "lr_factor": "lr_factor"}
 
 class Series:
     """Writer of rank 0's reports to a logger, which is opened with the first report. An error of the logger is logged
-    once and ends the series, but not the training."""
+    and ends the series, but not the training."""
 
     def __init__(self, opened: Open | None, run_id: Callable[[], str], directory: Path) -> None:
-        """`opened` makes the logger; None for no series. The address of the logger's page is written into the job's
-        `directory`, for the job's page."""
+        """`opened` makes the logger; None for no series. The address of the logger's page is written into `directory`,
+        the job's directory, so that the job's page can show it."""
         self._opened, self._run_id, self._directory = opened, run_id, directory
         self._logger: Any = None
         self._now: dict[str, float] = {}
@@ -57,8 +57,8 @@ class Series:
             log(f"init: series: {type(error).__name__}: {str(error)[:300]}; nothing more is written to this logger")
 
     def close(self) -> None:
-        """Close the logger, because another rank writes the series from now on. A thread does this while training
-        continues. At the end of a script loggers close themselves."""
+        """Close the logger in a thread, because another rank writes the series from now on. (At the end of a script
+        loggers close themselves.)"""
         self._opened = None
         for name in ("finish", "end_run", "close"):
             if end := getattr(self._logger, name, None):

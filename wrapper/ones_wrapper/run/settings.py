@@ -68,10 +68,9 @@ class Identity:
     restart: int
     """Slurm's restart count; in a job of blocks the number of the term."""
     leads: bool = True
-    """True if these ranks write the job's files. False for a block that joins a training."""
+    """True if these ranks write the job's files. False for a block that joins others."""
     name: str = ""
-    """Name of this process in a job of blocks, where a rank belongs to different processes over time. Empty in a plain
-    job."""
+    """Name of this process in a job of blocks, in which a process's rank may change. Empty in a plain job."""
 
     @classmethod
     def of(cls, env: Mapping[str, str]) -> Identity:

@@ -1,7 +1,5 @@
-"""The present global batch, and the division of a step's samples over the ranks.
-
-This part of a run does not know reports, orders and signals. Limits of a strategy and uneven shares take effect here.
-"""
+"""The present global batch, and the division of a step's samples over the ranks. Limits of a strategy and uneven shares
+take effect here."""
 
 from __future__ import annotations
 
@@ -47,39 +45,38 @@ class StepSizes:
 
     @property
     def cut(self) -> Cut:
-        """Numbers that determine this rank's passes."""
+        """Batch and division of a step, from which this rank's passes follow."""
         return replace(self.division, batch=self.batch, uneven=self.shares, least=self._loop.least)
 
     @property
     def least_step(self) -> int:
-        """Fewest samples of a step. If fewer remain at the end of an epoch, they are left out."""
+        """Smallest number of samples in a step. If fewer are left at the end of an epoch, they are not used."""
         division = self.division
         return max(division.whole, self._loop.least * division.replicas) if self._settings.equal else 1
 
     @property
     def cut_by(self) -> tuple[object, ...]:
-        """Values on which the cut depends: if one changes, the rest of the epoch is cut again."""
+        """Values that change when the rest of the epoch must be divided again."""
         return self.batch, self.generation, self.shares
 
     def rated(self, samples: int) -> float:
-        """Return the samples of a step by which its learning rate is set: all, or those of one replica
+        """Return the samples that set the learning rate of a step of `samples` samples: all, or those of one replica
         (`Strategy.local_rate`)."""
         return samples / self._rated
 
     @property
     def _rated(self) -> int:
-        """1, or the number of replicas if the learning rate is set by one replica's samples."""
         strategy = self._settings.strategy
         return self.division.replicas if strategy is not None and strategy.local_rate else 1
 
     @property
     def lr_factor(self) -> float:
-        """Learning rate that the optimizer uses, divided by the rate that the script set."""
+        """Ratio of the optimizer's learning rate to the rate that the script set."""
         return self._loop.rate.factor(self._progress, self.rated(self.batch))
 
     def admit(self) -> bool:
-        """Update whether the present batch needs no more samples than the base batch (`Rate.admit`), also in the spec.
-        Return True if that changes steps."""
+        """Check again if the present batch needs no more samples than the base batch (`Rate.admit`), and update the
+        spec. Return True if that changes learning rate and momentum."""
         rate, progress = self._loop.rate, self._progress
         changed = rate.admit(progress, self.rated(self.batch))
         if (free := rate.free(progress)) != self.spec.grown:
@@ -87,7 +84,7 @@ class StepSizes:
         return changed
 
     def put_in_force(self) -> None:
-        """Use the batch of the newest order from now on, limited to what the ranks can take."""
+        """Use the batch of the newest order from now on, rounded to one that the ranks can use."""
         spec, wanted = self.spec, self._progress.batch
         wanted = wanted or spec.base_batch * self._rated
         self.batch = batch = replicas.in_force(spec, wanted, self.division)
@@ -116,7 +113,8 @@ class StepSizes:
             write_spec(self._directory, self.spec)
 
     def complete(self, samples: int) -> None:
-        """Complete the spec with what is known now: the models, and the number of `samples` in an epoch."""
+        """Complete the spec with what is known after the models are built; `samples` is the number of samples in an
+        epoch."""
         spec, strategy = self.spec, self._settings.strategy
         limits = replicas.limits_again(strategy, spec, self._group)
         # Strategies have their own formulas for the bytes that they send.
@@ -175,7 +173,8 @@ class StepSizes:
         return True
 
     def batch_fixed(self) -> None:
-        """Write the spec again if the strategy's limits have changed, for example because its batch is fixed now."""
+        """Write the spec again if the strategy's limits have changed, for example if its batch must not change any
+        more."""
         strategy, limits = self._settings.strategy, self.spec.limits
         if strategy is None or limits is None:
             return
@@ -185,8 +184,8 @@ class StepSizes:
             self.write_spec()
 
     def ranks_changed(self, generation: int, max_local: int, batch: int, order: int | None) -> None:
-        """Continue with new ranks. Their devices hold passes of `max_local` samples. If `batch` is not 0, use it from
-        now on."""
+        """Continue with new ranks, whose devices hold passes of `max_local` samples. Use `batch` from now on, unless it
+        is 0."""
         self.generation = generation
         self._found(replace(self.spec, max_local_batch=max_local))
         if (strategy := self._settings.strategy) is not None:

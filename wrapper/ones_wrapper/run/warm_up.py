@@ -1,9 +1,9 @@
 """A dummy step of a rank that is about to join others, so that device, libraries and kernels are ready for its first
 step.
 
-Its input is zeros in the shapes that the models got on the training ranks, which send the shapes as JSON. The number of
-samples is that of this rank's first pass: a compiled model, cuDNN's search and CUDA graphs are ready for one shape
-only.
+Its input is zeros, in the shapes of the models' inputs on the ranks that train, which send the shapes as JSON. The
+number of samples is that of this rank's first pass. A compiled model, cuDNN's search and CUDA graphs are ready for one
+shape only.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MOST_TEXT = 100_000
 
 
 class Shapes:
-    """Shapes of the input of each model, recorded once in its next forward pass in training."""
+    """Shapes of each model's inputs, recorded once in its next forward pass in training."""
 
     def __init__(self, exchanges: Exchanges, samples: Callable[[], int]) -> None:
         """`samples` returns the number of samples in the present pass."""
@@ -58,8 +58,7 @@ class Shapes:
 
 def run(exchanges: Exchanges, told: str, device: torch.device, samples: Callable[[int, int], int]) -> None:
     """Make a forward and a backward pass of each model on zeros, and drop the gradients. Collective. `told` is the
-    message of `Shapes.told`. `samples` returns the number of samples in this rank's pass, from the global batch and
-    world size in the message."""
+    message of `Shapes.told`. `samples(global batch, world size)` returns the number of samples in this rank's pass."""
     now, _, text = told.partition("\n")
     batch, world = map(int, now.split())
     seen, models = json.loads(text)
@@ -90,7 +89,8 @@ def _pass(exchange: Exchange, args: Any, kwargs: Any) -> None:
 
 
 def _describe(value: Any) -> Any:
-    """Return a description of a value for JSON. Raises TypeError for a type that has none."""
+    """Return the type and shape of each tensor in `value`, and its other values, for JSON. Raises TypeError for unknown
+    types."""
     if isinstance(value, torch.Tensor):
         return {"tensor": [str(value.dtype).removeprefix("torch."), list(value.shape)]}
     if type(value) in (list, tuple):
