@@ -9,6 +9,7 @@ import copy
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch import nn
 from ones_wrapper.api import join
 from ones_wrapper.data.feed import AccumulationStep, Cut, step_passes
 from ones_wrapper.group import Group
+from tests.waiting import until
 from tests.wrapper.steps import Seen
 from tests.wrapper.test_group import TIMEOUT_S, TOP, clean_env, under_mpi
 
@@ -198,46 +200,65 @@ def check_clipping() -> None:
     assert norm == pytest.approx(1e-3, rel=1e-3), norm
 
 
-class Slow(torch.autograd.Function):
-    """Nothing, but backward takes a while."""
+class Calls(torch.autograd.Function):
+    """Nothing, but backward calls a function first."""
 
     @staticmethod
-    def forward(ctx: object, x: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, call: Callable[[], object]) -> torch.Tensor:
+        ctx.call = call
         return x.clone()
 
     @staticmethod
-    def backward(ctx: object, gradient: torch.Tensor) -> torch.Tensor:
-        time.sleep(0.01)
-        return gradient
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        ctx.call()
+        return gradient, None
+
+
+class Noted:
+    """A communicator or a request, whose calls are noted by name."""
+
+    def __init__(self, real: Any, calls: list[str]) -> None:
+        self.real, self._calls = real, calls
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        def call(*arguments: object) -> Any:
+            self._calls.append(name)
+            found = getattr(self.real, name)(*arguments)
+            return Noted(found, self._calls) if name == "Iallreduce" else found
+
+        return call
 
 
 def check_overlap() -> None:
-    """The first buckets are reduced before backward ends."""
+    """Each bucket's all-reduce starts at the bucket's last gradient, MPI is called at each gradient from then on, and
+    all buckets but the last are reduced although backward's last gradient has not come."""
     group, exchange_of = joined()
+    calls: list[str] = []
 
-    class Counting(exchange_of):  # type: ignore[misc, valid-type]
-        early = 0
+    class Noting(exchange_of):  # type: ignore[misc, valid-type]
+        def _arrive(self, *arguments: Any) -> None:
+            calls.append("gradient")
+            super()._arrive(*arguments)
 
-        def finish(self) -> None:
-            if not self._over:
-                self.early = sum(request.Test() for request in self._requests[:-1])
-            super().finish()
-
-    exchange = Counting(group, None)
+    exchange = Noting(group, None)
     layers = [nn.Linear(256, 256, bias=False) for _ in range(24)]
     exchange.wrap(nn.ModuleList(layers), bucket_cap_mb=1)  # 4 layers a bucket
+    exchange._comm = Noted(exchange._comm, calls)
     (part,) = accumulation_steps(6, 100, group)
-    for _ in range(10):  # a rank that a busy machine holds up holds up the others' buckets
-        with exchange.during(part):
-            x = torch.ones(1, 256)
-            for layer in layers:
-                x = Slow.apply(layer(x))  # type: ignore[no-untyped-call]
-            x.sum().backward()
-            exchange.finish()
-        early = group.gather(exchange.early)
-        if min(early) >= 3:
-            break
-    assert min(early) >= 3, f"buckets of 6 that were there when backward ended: {early}"
+
+    def reduced() -> bool:
+        return len(exchange._requests) == 5 and all(request.real.Test() for request in exchange._requests)
+
+    with exchange.during(part):
+        x = Calls.apply(layers[0](torch.ones(1, 256)), lambda: until(reduced, "five buckets' sums"))  # type: ignore[no-untyped-call]
+        for layer in layers[1:]:
+            x = layer(x)
+        x.sum().backward()
+        exchange.finish()
+    wanted: list[str] = []
+    for gradients in range(1, 25):
+        wanted += ["gradient"] + ["Iallreduce"] * (gradients % 4 == 0) + ["Test"] * (gradients >= 4)
+    assert calls == wanted + ["Wait"] * 6, calls
 
 
 def check_failing_rank() -> None:
