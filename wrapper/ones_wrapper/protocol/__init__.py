@@ -49,8 +49,8 @@ MAX_SPEC = 131_072
 """Largest length of a spec in bytes. It is larger than `MAX_LINE` since a spec holds a strategy's limits."""
 
 LOOK_SIGNAL = "URG"
-"""Signal to a job's steps after an order to drain was written: they then read the order at once. If the signal is lost,
-the order is read half a second later. A program without a handler ignores this signal."""
+"""Signal to a job's steps after an order to drain was written, so that they read the order at once. If the signal is
+lost, they read it half a second later. Programs without a handler ignore this signal."""
 
 DRAIN_WAIT_S = 60.0
 """Seconds that a drained job waits for its requeue. After that it continues to train."""
@@ -62,8 +62,7 @@ def directory_name(job_id: int) -> str:
 
 
 def pointer_name(job_id: int) -> str:
-    """Return the name of the file, in the submit directory, that holds the path of the job's directory if it is
-    elsewhere."""
+    """Return the name of the file, in the submit directory, that holds the path of a job's directory elsewhere."""
     return f"ones-{job_id}.where"
 
 
@@ -79,8 +78,7 @@ def encode_pointer(path: str) -> bytes:
 
 
 def decode_pointer(text: bytes) -> str:
-    """Return the directory that a pointer file names. Raises `ProtocolError`. Who owns the directory is not checked
-    here."""
+    """Return the directory that a pointer file names. Raises `ProtocolError`. The directory's owner is not checked."""
     if len(text) > MAX_POINTER:
         raise ProtocolError(f"longer than {MAX_POINTER} bytes")
     path = text.removesuffix(b"\n").decode("utf-8", "surrogateescape")
@@ -105,8 +103,8 @@ def spool_order_name(job_id: int) -> str:
 
 
 SPOOL_MARK = "companion"
-"""File in a spool whose age shows whether a companion uses it: written again at each tick, removed when the companion
-ends."""
+"""File in a spool that a companion writes again at each tick and removes at its end. Its age shows if a companion uses
+the spool."""
 SPOOL_FILE = "/etc/slurm-ones/spool"
 """File on compute nodes in which an administrator names the path of the site's spool, in one line. Jobs use it only if
 root owns the file and its folder, and no other user may write to either."""
@@ -133,8 +131,8 @@ class Spec:
     """Number of the present leader's term in a job of blocks; its reports have this number in place of the restart
     count."""
     hot: bool = False
-    """True if blocks that join get the training's state from memory. If False, each change of blocks begins a term,
-    from a checkpoint."""
+    """True if blocks that join get the training's state from other blocks' memory. If False, each change of blocks
+    begins a term from a checkpoint."""
     multiple_of: int = 1
     """Divisor of global batches, unless the GPUs hold fewer samples than this."""
     limits: StrategyLimits | None = None
@@ -142,8 +140,8 @@ class Spec:
     gradient_bytes: int = 0
     """Bytes of gradients that plain data parallel averages over all ranks in an optimizer step; 0 if unknown."""
     rule: str = ""
-    """Rule by which learning rate and momentum follow the batch: `sgd`, `adam` or `other`, by the optimizers' class.
-    `none` if the script adapts the rate itself. Empty while unknown."""
+    """Rule by which learning rate and momentum follow the batch: `sgd`, `adam` or `other`, depending on the optimizers'
+    class. `none` if the script adapts the rate itself. Empty while unknown."""
     grown: int = 0
     """Largest global batch that needs no more samples than the base batch (`growth`), by `rule` and the measured
     gradient noise scale."""
@@ -174,8 +172,8 @@ class Order:
     """Order of the companion to a job. The order with the highest number counts."""
 
     number: int
-    """Number that rises with each order of the job. It is the companion's clock in milliseconds, so it also rises after
-    a restart of the companion."""
+    """Number that rises with each order of the job. It is the companion's clock in milliseconds, so that it also rises
+    when the companion restarts."""
     restart: int
     """Restart count of the run for which the order was written. `drain` concerns only that run."""
     batch: int | None = None
@@ -184,7 +182,7 @@ class Order:
     """True to checkpoint at the next step boundary, report the checkpoint, and wait for the requeue."""
     blocks: tuple[int, ...] | None = None
     """Tasks whose blocks are to train together, preferred leaders first; None if the job chooses. With tasks, `batch`
-    counts from the step at which these blocks train together."""
+    takes effect at the step from which these blocks train together."""
     gain: float | None = None
     """Expected useful samples per second after the resize, divided by those before it; for the job's log."""
     members: tuple[FusedMember, ...] | None = None
@@ -234,7 +232,7 @@ class Hello:
     """Progress since the job's first run, in samples of the base batch: each sample used counts with its statistical
     efficiency. Readers reject progress above the number of samples used."""
     resizes: int = 0
-    """Number of this job's runs that began at another world size than the one before ended with."""
+    """Number of runs of this job that began with another world size than the previous run had at its end."""
     attempt: int = 0
     """Number of times that the ranks were started again within this run, after a rank died or hung."""
     directory: str = ""
@@ -263,7 +261,7 @@ class Throughput:
     """Optimizer steps since the job's first run."""
     cursor: int
     samples: int
-    """Samples that all ranks used in the interval. It is 0, like `batch`, if the script never calls `ones.init`."""
+    """Samples that all ranks used in the interval; 0, like `batch`, if the script never calls `ones.init`."""
     seconds: float
     """Length of the interval in seconds."""
     batch: int
@@ -320,7 +318,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Batch:
-    """Report that the global batch, or the learning rate or momentum that belongs to it, changed at a step boundary."""
+    """Report that the global batch changed at a step boundary, or its learning rate or momentum."""
 
     kind: ClassVar[str] = "batch"
     step: int

@@ -1,8 +1,8 @@
 """Largest global batch that needs no more samples than the base batch, and the efficiency of samples at larger batches.
 
-Up to this batch, one step on k base batches makes as much progress as k steps on one, if the learning rate follows the
-optimizer's rule (`ones_wrapper.gradients.learning_rate`). For larger batches the efficiency is Pollux's (OSDI 2021,
-§3.1). Job and companion use this module. Needs only the standard library.
+Up to this batch, one step on k base batches makes as much progress as k steps on the base batch. The learning rate must
+then follow the optimizer's rule (`ones_wrapper.gradients.learning_rate`). For larger batches the efficiency is Pollux's
+(OSDI 2021, §3.1). Job and companion use this module. Needs only the standard library.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ OTHER, SILENT = "other", "none"
 MOST = 8
 """Largest `bound` for any noise scale, in base batches."""
 PARTS = {"sgd": 4.0, "adam": 2.0}
-"""Gradient noise scale divided by `bound`, for each rule. Batches of 0.3 and 0.75 of the noise scale made measured
-results worse, and slightly larger ones diverged (docs/benchmarks/training.md)."""
+"""Gradient noise scale divided by `bound`, for each rule. In benchmarks, batches of 0.3 and 0.75 of the noise scale
+gave worse results, and slightly larger ones diverged (docs/benchmarks/training.md)."""
 
 
 def bound(rule: str, base: float, noise: float) -> float:

@@ -46,7 +46,7 @@ def _numbers(text: str, ranges: str) -> list[str]:
 
 def expand(text: str) -> list[str]:
     """Return the host names of a list such as `n[1-3,5],gpu07` or `r[1-2]n[01-02]`, in Slurm's order. Raises ValueError
-    for a list with more than `MOST` hosts, or with a part that is not understood."""
+    for a list with more than `MOST` hosts, or with a malformed part."""
     if len(text) > LONGEST:
         raise ValueError(f"host list {text[:80]!r}…: longer than {LONGEST} characters")
     hosts: list[str] = []

@@ -18,8 +18,8 @@ MOST_GPUS = 256
 """Largest number of GPUs for which a strategy reports limits, unless the job has more."""
 MAX_NOTES = 16
 MAX_NOTE = 100
-"""Largest number of characters of each text in `carries` and `resets`, and of a strategy's name; `MAX_NOTES` is the
-largest number of texts in each."""
+"""Largest number of characters of a strategy's name, and of each text in `carries` and `resets`. `MAX_NOTES` limits the
+number of texts in each."""
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,11 @@ class SizeLimits:
     quantum: int = 1
     """Divisor of all global batches except an epoch's last."""
     together: int = 1
-    """Number of consecutive ranks to place on one node; 1 for no preference. If a node has fewer GPUs, the companion
+    """Number of consecutive ranks to place on one node; 1 for no preference. On nodes with fewer GPUs, the companion
     uses the greatest common divisor of both numbers."""
     fixed_bytes: int = 0
-    """Bytes of a GPU's memory that do not depend on the batch: weights, gradients, optimizer, workspace. In this field
-    and the next three, 0 means unknown."""
+    """Bytes of a GPU's memory that do not depend on the batch: weights, gradients, optimizer, workspace; 0 if unknown,
+    as in the next three fields."""
     sample_bytes: int = 0
     """Bytes of a GPU's memory for each sample of a replica's local batch."""
     replica_bytes: int = 0
@@ -69,8 +69,7 @@ class SizeLimits:
         return max(0, int(memory_bytes * MEMORY_SHARE) - self.fixed_bytes)
 
     def measured_sample_bytes(self, memory_bytes: int, samples: int) -> int:
-        """Return the bytes of a sample if `samples` is the largest local batch that was found to fit into this
-        memory."""
+        """Return the bytes of a sample if at most `samples` samples fit into `memory_bytes`, by measurement."""
         return max(1, self._usable(memory_bytes) // samples)
 
 
@@ -85,13 +84,13 @@ class StrategyLimits:
     memory_bytes: int = 0
     """Bytes of a GPU's memory; 0 if unknown."""
     exact: bool = True
-    """True if, at the same global batch, another number of GPUs trains mathematically the same."""
+    """True if the number of GPUs does not change the training's mathematics at the same global batch."""
     batch_fixed: bool = False
     """True if the global batch must not change now."""
     carries: tuple[str, ...] = ()
-    """Descriptions of state besides model and optimizer that is kept in a resize."""
+    """Names of state, besides model and optimizer, that a resize keeps."""
     resets: tuple[str, ...] = ()
-    """Descriptions of state that is lost in a resize, and begins again."""
+    """Names of state that a resize loses, so that it begins again."""
     reshards: bool = False
     """True if a checkpoint's shards depend on the number of GPUs, so that each resize reads and writes the whole
     checkpoint."""
@@ -120,8 +119,8 @@ class StrategyLimits:
         return found if found is not None and found.gpus == gpus else None
 
     def corrected(self, gpus: int, samples: int) -> StrategyLimits:
-        """Return the limits after a measurement: `samples` is the largest local batch at `gpus` GPUs. Multiplies the
-        bytes of a sample at all sizes by the same factor. Returns the same limits if formula or memory is unknown."""
+        """Return the limits after a measurement: `samples` is the largest local batch at `gpus` GPUs. The bytes of a
+        sample are multiplied by the same factor at all sizes. Nothing changes if formula or memory is unknown."""
         row = self.at(gpus)
         if row is None or not row.most_local(self.memory_bytes):
             return self
@@ -137,8 +136,8 @@ class StrategyLimits:
 
 
 def rows_within(rows: Iterable[SizeLimits], any_number: bool) -> tuple[SizeLimits, ...]:
-    """Return the rows of the largest numbers of GPUs, as many as `StrategyLimits.sizes` may have. With `any_number`
-    return no row at all if there are too many, since a number without a row would be refused."""
+    """Return the rows of the largest numbers of GPUs, as many as `StrategyLimits.sizes` may have. With `any_number`,
+    return no row at all if there are too many, because numbers without a row would be refused."""
     found = tuple(rows)
     if len(found) <= MAX_ROWS:
         return found

@@ -56,7 +56,7 @@ _WORD = re.compile(
 _EXAMPLE = "ones: gpus=1-16 batch=32-1024"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,39}", re.ASCII)
 _SEPARATORS = re.compile(r"(?:\s|,(?=\s|,|\Z|[a-z]+=))+")
-"""Pattern of what separates words: spaces, and commas except those between types of GPU."""
+"""Pattern of the text between words: spaces, and commas except those between types of GPU."""
 _RANGE = re.compile(r"(\d{1,12})(?:-(\d{1,12}))?", re.ASCII)
 _BAND = re.compile(r"(\d{1,12})(?:\+-|±)(\d{1,2})%", re.ASCII)
 _STEP = re.compile(r"[1-9]\d{0,5}", re.ASCII)
@@ -114,15 +114,15 @@ class OptIn:
     deadline: Deadline | None = None
     """Time by which the job is to end; None for no deadline."""
     step: int = 1
-    """Step between allowed numbers of GPUs, counted from the smallest. It is for a strategy that cannot use other
-    numbers, until the job's first run reports its limits."""
+    """Step between allowed numbers of GPUs, counted from the smallest. It is for a strategy that can use no other
+    numbers, until the job's first run reports the strategy's limits."""
     kinds: tuple[str, ...] = ()
     """Types of GPU that the job may have, or `any` for all; empty for the type in the job's request."""
     guests: bool | GuestQueue = True
     """True if blocks beyond the job's request may enter a preemptible queue. A `GuestQueue` is the queue to which the
     job itself moves them while no companion decides."""
     cost: float | None = None
-    """Largest allowed ratio of the job's GPU-hours to the GPU-hours at the size of its request; None for the site's
+    """Largest allowed ratio of the job's GPU-hours to the GPU-hours at the requested size; None for the site's
     limit."""
     notify: str = ""
     """Address to which the job's events are posted, if the site allows its host; empty if the user gave no address."""
@@ -231,7 +231,7 @@ _VALUES: dict[str, Callable[[str], Any]] = {
 
 
 def meant(comment: str) -> str:
-    """Return a correct comment with the words that a wrong comment seems to mean; an example if there is none."""
+    """Return the opt-in that a malformed comment probably means; an example if none can be found."""
     found = {
         one[1].lower(): one[2] + (f"-{one[3]}{one[4] or ''}" if one[3] else "".join((one[5] or "").split()))
         for one in _WORD.finditer(comment[:1000])
@@ -244,8 +244,8 @@ def meant(comment: str) -> str:
 
 
 def near_miss(comment: str) -> str:
-    """Return the correct opt-in for a comment that nearly opts in; empty for any other comment. It is only shown to
-    people, and never acted on."""
+    """Return the correct opt-in for a comment that nearly opts in; empty for any other comment. People see it, and
+    nothing acts on it."""
     return meant(comment) if not _PREFIX.match(comment) and _NEARLY.search(comment[:1000]) else ""
 
 

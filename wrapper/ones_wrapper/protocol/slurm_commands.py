@@ -76,10 +76,10 @@ def reshape_command(
     further GRES: both are repeated, since Slurm would drop them. With `tasks` the number of tasks becomes the number of
     nodes. With `cpus_per_gpu` the number of CPUs follows the GPUs.
 
-    Nodes are given as N-N, since a job submitted with -N1 also has a maximum. The number of CPUs is set, too: Slurm
-    raises it with the nodes, but never lowers it. So after a change back to one node the job might ask for more CPUs
-    than a node has. A job whose node count was refused can be neither updated nor released. Slurm itself adds the CPUs
-    of --cpus-per-gpu and --cpus-per-task.
+    Nodes are given as N-N, since a job submitted with -N1 also has a maximum. The number of CPUs is set, too, because
+    Slurm raises it with the nodes, but never lowers it. Back on one node, the job might otherwise request more CPUs
+    than a node has. Slurm could then neither update nor release it. Slurm itself adds the CPUs of --cpus-per-gpu and
+    --cpus-per-task.
     """
     cpus = max(shape.nodes, shape.nodes * shape.gpus_per_node * cpus_per_gpu)
     words = [f"NumNodes={shape.nodes}-{shape.nodes}", f"NumCPUs={cpus}"]

@@ -8,7 +8,7 @@ limit.
 
 No task is ever held, so none has to be released. A task that must not start yet waits for the array's throttle, or has
 a later start time. Each `look` reads the state from Slurm and makes the changes that are missing. So the process may
-die between any two commands, and two processes may do this at once. This module opens no file and starts no process.
+end between any two commands, and two processes may do this at once. This module opens no file and starts no process.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class QueueLine(NamedTuple):
     comment: str
 
     def among(self, queue: GuestQueue) -> bool:
-        """Return True if the task is in this partition, or has this QOS."""
+        """Return True if the task is in the partition, or has the QOS, that `queue` names."""
         return (self.partition if queue.kind == "partition" else self.qos) == queue.name
 
     @property
@@ -108,8 +108,8 @@ def chosen(lines: Iterable[QueueLine]) -> tuple[OptIn, GuestQueue] | None:
 
 
 def most_guests(optin: OptIn, nodes: int, gpus_per_node: int) -> int:
-    """Return the number of guests that the job may have besides its base block, if each has the shape of the job's
-    request."""
+    """Return the largest number of guests that the job may have besides its base block. Each guest has the requested
+    shape."""
     most, each = (optin.gpus[1], nodes * gpus_per_node) if optin.gpus else ((optin.nodes or (1, 1))[1], nodes)
     return most // each - 1 if each else 0
 
@@ -131,8 +131,8 @@ class StandingGuests:
         say: Callable[[str], None],
         clock: Callable[[], float],
     ) -> None:
-        """`shape` is (nodes, GPUs per node) of a block. `order` writes the order that names the given tasks, unless a
-        newer order exists, and returns an error or ''. `say` writes a line to the log."""
+        """`shape` is (nodes, GPUs per node) of a block. `order` writes an order that names the given tasks, unless a
+        newer order exists; it returns an error or ''. `say` writes a line to the log."""
         self._array, self._shape = array, shape
         self._run, self._order, self._say, self._clock = run, order, say, clock
         self._said: set[str] = set()
@@ -147,8 +147,7 @@ class StandingGuests:
         """True after the array's throttle was lifted."""
 
     def look(self) -> bool:
-        """Read the job's tasks from Slurm, and make the changes that are missing. Return False if no further call is
-        needed."""
+        """Read the job's tasks from Slurm, and make the missing changes. Return False if no further call is needed."""
         text, why = self._run(look_command(self._array))
         if why:
             self._tell(f"the job's tasks could not be asked for ({why})")
@@ -215,7 +214,8 @@ class StandingGuests:
             self._tell(f"{_shown(queue)}: no task waits in the job's own queue to be its next base")
 
     def _startable(self, lines: Iterable[QueueLine], queue: GuestQueue, *, lent: bool) -> list[QueueLine]:
-        """Return the pending tasks that are not held: those in the guests' queue if `lent`, else those outside it."""
+        """Return the pending tasks that are not held: those in the guests' queue if `lent`, else those in other
+        queues."""
         waiting = (one for one in lines if one.state == _WAITS and not one.reason.startswith("JobHeld"))
         return [one for one in waiting if one.among(queue) is lent]
 
@@ -262,8 +262,8 @@ class StandingGuests:
             self._again[one.task] = now if not why or _LATER.search(why) else math.inf
 
     def _begin(self, lines: Sequence[QueueLine], queue: GuestQueue, lent: set[int]) -> None:
-        """Write an order that names all tasks, tasks outside the guests' queue first, and lift the array's throttle.
-        Called once each task is in its right queue."""
+        """Write an order that names all tasks, those outside the guests' queue first, and lift the array's throttle.
+        Called when each task is in its right queue."""
         tasks = sorted((one.task for one in lines), key=lambda task: (task in lent, task))
         if why := self._order(tuple(tasks[:MAX_BLOCKS])):
             self._tell(f"{_shown(queue)}: no order could be written ({why}); the job trains on as it is")
