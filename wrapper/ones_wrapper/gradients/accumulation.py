@@ -51,7 +51,8 @@ class Accumulation:
         self._within = self._stepping = self._asked = self._backward = False
         self._optimizers: list[torch.optim.Optimizer] = []
         self._marks: dict[torch.Tensor, tuple[torch.Tensor, int]] = {}
-        """Gradient and its version after backward, for the first and the last trained parameter of each optimizer."""
+        """(gradient, its version number) after backward, for the first and the last trained parameter of each
+        optimizer."""
         self._arrived: set[torch.Tensor] = set()
         """Parameters in `_marks` to which backward has added in this accumulation step."""
 
@@ -77,7 +78,7 @@ class Accumulation:
             self._within = False
 
     def drop(self) -> None:
-        """Zero the gradients of a step that the script left before the optimizer's step."""
+        """Zero the gradients of a step that the script left unfinished, before the optimizer's step."""
         if not self.updates or (self._count > 1 and not (self._asked or self._arrived)):
             for optimizer in self._optimizers:
                 optimizer.zero_grad()
@@ -92,8 +93,8 @@ class Accumulation:
         return AccumulatedScaler(thing, self) if isinstance(thing, torch.amp.GradScaler) else thing
 
     def due(self, asks: bool = False) -> bool:
-        """Return True if the calling wrapper must act now, in the last accumulation step. `asks` is True if the caller
-        is the optimizer's or scaler's `step`."""
+        """Return True in the last accumulation step, in which the calling wrapper must act. `asks` is True if the
+        caller is the optimizer's or scaler's `step`."""
         self._asked = self._asked or asks
         if not self.updates:
             self.check()
@@ -177,7 +178,7 @@ class RefusesScaler:
     """Mixin of an optimizer that a gradient scaler must not step: it raises an error then."""
 
     _step_supports_amp_scaling = True
-    """Flag that makes a `GradScaler` set `grad_scale`, by which the mixin notices it."""
+    """Flag that makes a `GradScaler` set `grad_scale`, which the mixin finds."""
     scaler_refused: str
 
     @property
@@ -190,8 +191,8 @@ class RefusesScaler:
 
 
 class AccumulatedOptimizer(RefusesScaler, torch.optim.Optimizer):
-    """Optimizer wrapper that steps and zeroes gradients only once all accumulation steps are done. State, parameter
-    groups and hooks are those of the wrapped `optimizer`."""
+    """Optimizer wrapper that steps and zeroes gradients only in the last accumulation step. State, parameter groups and
+    hooks are those of the wrapped `optimizer`."""
 
     scaler_refused = UNREGISTERED_SCALER  # a registered scaler sets `grad_scale` of `optimizer`
 

@@ -1,6 +1,6 @@
-"""Gradient exchanges for strategies whose ranks train different models, and average or copy parameters now and then.
+"""Gradient exchanges for strategies whose ranks train different models, and average or copy parameters in some steps.
 
-A rank steps on the mean gradient of its own samples. The job evaluates and saves one model, which all ranks agree on:
+A rank steps on the mean gradient of its own samples. The job evaluates and saves one model, on which all ranks agree:
 the published model. `published` is a context in which all ranks hold this model; after it each rank continues with its
 own. `settle` makes all ranks continue with the published model.
 """
@@ -29,8 +29,7 @@ MB = 2**20
 
 
 class ApartExchange(Exchange):
-    """An exchange whose ranks step on their own gradients. A subclass defines what keeps the ranks' parameters
-    close."""
+    """An exchange whose ranks step on their own gradients. A subclass keeps the ranks' parameters close."""
 
     hot = True
     steps_together = False
@@ -117,8 +116,8 @@ class ApartExchange(Exchange):
 
     @contextmanager
     def _own_where(self, which: Callable[[], list[torch.Tensor]], always: bool = True) -> Iterator[None]:
-        """Context in which these tensors hold the published values. At its end this rank's own values are restored if
-        `always`, or after an error, so that a rescue never mixes two models."""
+        """Context in which the tensors that `which` returns hold the published values. This rank's own values are
+        restored at its end if `always`, and after any error, so that a rescue never mixes two models."""
         if not self._apart:
             yield
             return
@@ -152,8 +151,8 @@ class ApartExchange(Exchange):
         return [tensor.detach() for tensor in chain(self.model.parameters(), self.model.buffers())]
 
     def _carried(self) -> list[torch.Tensor]:
-        """Return parameters, buffers and optimizer state: equally many tensors on all ranks. Collective. State that
-        exists only on other ranks is created as zeros, since only their samples used that layer."""
+        """Return parameters, buffers and optimizer state, equally many tensors on all ranks. Collective. Optimizer
+        state that only other ranks have, because only their samples used a layer, is created as zeros."""
         assert self.model is not None
         mine = {parameter: number for number, parameter in enumerate(self.model.parameters())}
         states = [

@@ -39,17 +39,18 @@ class Exchange(ABC):
         self._arrived = False
         """True if the present pass has exchanged gradients."""
         self._stepped = False
-        """True if an optimizer has stepped on the present pass's gradients. Later gradients of this pass are then of
-        changed parameters, and not measured."""
+        """True if an optimizer has stepped on the present pass's gradients. Gradients that follow in this pass are not
+        measured."""
         self.begun = 0
         """Number of exchanges that have begun."""
         self._unit = 0.0
-        """Divisor in the gradient accumulated so far, Σ n_rp g_rp / `_unit`; 0 until a pass of the step has samples."""
+        """Weight n (samples or tokens) that divides the sum of gradients so far, Σ n_rp g_rp / n; 0 until a pass of the
+        step has samples."""
 
     trying = False
     """True during passes that belong to no step (`Job.probe`): hooks on parameters then do not change gradients."""
     timed = False
-    """True if gradients are computed before this rank waits for others, so that `watch` can measure the rank's own
+    """True if backward computes gradients before this rank waits for others, so that `watch` can measure its own
     time."""
     watch: OwnTime | None = None
 
@@ -72,11 +73,11 @@ class Exchange(ABC):
         raise NotImplementedError(f"{type(self).__name__} cannot change its ranks")
 
     steps_together = True
-    """True if no rank can step before all ranks have given their gradients. If False, a rank that lost other ranks
-    cannot know whether all samples of its steps were used."""
+    """True if no rank can step before all ranks have given their gradients. If False, a rank that lost others cannot
+    know if its last steps used all samples."""
 
     gathers = False
-    """True if forward passes are collective: then ranks must make equally many in an evaluation, too."""
+    """True if forward passes are collective. All ranks must then make equally many passes in an evaluation, too."""
 
     def evaluating(self) -> AbstractContextManager[None]:
         """Context of an evaluation, in which ranks may make different numbers of passes. Collective at its
@@ -84,16 +85,16 @@ class Exchange(ABC):
         return nullcontext()
 
     def trained_by(self, optimizers: Sequence[torch.optim.Optimizer], scaled: bool = False) -> None:  # noqa: B027
-        """Take note of the optimizers that hold this model's parameters. `scaled` is True if a gradient scaler may skip
-        their steps. Not collective. Raises ValueError, with a remedy, if an optimizer cannot be used."""
+        """Note the optimizers that hold this model's parameters. `scaled` is True if a gradient scaler may skip their
+        steps. Not collective. Raises ValueError, with a remedy, for an optimizer that cannot be used."""
 
     def loss(self, loss: torch.Tensor | float) -> None:  # noqa: B027
-        """Take the training loss of this rank's pass, if the script reports it. Not collective; does not wait for the
+        """Note the training loss of this rank's pass, if the script reports it. Not collective; does not wait for the
         GPU."""
 
     def published(self) -> AbstractContextManager[None]:
-        """Context of a checkpoint, in which model and optimizers hold the published state, equal on all ranks. Only
-        exchanges whose ranks train different models change anything. Collective at its beginning."""
+        """Context of a checkpoint, in which model and optimizers hold the published state, equal on all ranks. It
+        changes something only if ranks train different models. Collective at its beginning."""
         return nullcontext()
 
     def settle(self) -> None:  # noqa: B027
@@ -104,9 +105,9 @@ class Exchange(ABC):
         return model
 
     def finish(self) -> None:
-        """Check, before an optimizer's step, that the gradients of this model were exchanged. It is not called for a
-        step with a closure, because the closure runs the backward pass later. Raises RuntimeError if the last pass
-        exchanged nothing: the ranks' models would drift apart."""
+        """Check, before an optimizer's step, that the gradients of this model were exchanged. Raises RuntimeError if
+        not, because the ranks' models would drift apart. Not called before a step with a closure, which runs the
+        backward pass itself."""
         part = self._part
         if part is None or not part.last:
             return
@@ -122,7 +123,7 @@ class Exchange(ABC):
 
     @property
     def _shows(self) -> bool:
-        """True if hooks notice a backward pass of the model. A single rank may have no hooks."""
+        """True if hooks notice a backward pass of the model. With a single rank there may be no hooks."""
         return self._group.world > 1
 
     @property
@@ -136,7 +137,7 @@ class Exchange(ABC):
 
     @property
     def _measured(self) -> NoiseScale | None:
-        """The noise scale if it needs the present gradients; else None."""
+        """The noise scale, if it needs the present gradients; else None."""
         noise = self._noise
         return None if self._stepped or noise is None or not noise.looks else noise
 
@@ -157,8 +158,9 @@ class Exchange(ABC):
                 raise ValueError(f"ddp: rank {rank} has another model than rank {self._group.rank}: {difference}")
 
     def _in_place(self, model: torch.nn.Module, send: Callable[[list[torch.Tensor]], None]) -> torch.nn.Module:
-        """Use the model itself for training, which is already on the group's device. `send` copies rank 0's tensors to
-        all ranks. Its attribute `module` becomes the model, too, as in DistributedDataParallel. Collective."""
+        """Train the model itself, which is already on the group's device, rather than a wrapper of it. `send` copies
+        rank 0's tensors to all ranks. Its attribute `module` becomes the model, too, as in DistributedDataParallel.
+        Collective."""
         self._alike(model)
         if self._group.world > 1:
             send(list(chain(model.parameters(), model.buffers())))
@@ -170,8 +172,8 @@ class Exchange(ABC):
     @contextmanager
     def _adding_up(self, part: AccumulationStep) -> Iterator[None]:
         """Context of a pass whose gradients are added to the sum of the step's earlier passes on this rank. The sum is
-        Σ n_rp g_rp / n with the newest pass's n. So it is first rescaled if that pass has another size than the one
-        before (Horner's rule)."""
+        Σ n_rp g_rp / n, where n is the size of the newest pass. If n changes, the sum is first rescaled (Horner's
+        rule)."""
         assert self.model is not None
         if part.index == 0:
             self._unit = 0
@@ -200,7 +202,8 @@ class Exchange(ABC):
             self._part = None
 
     def _now(self) -> AccumulationStep:
-        """Note an exchange of gradients, and return the present pass. Raises RuntimeError outside the loader's loop."""
+        """Count an exchange of gradients, and return the present pass. Raises RuntimeError outside the loader's
+        loop."""
         if self._part is None:
             raise RuntimeError(
                 "a backward pass outside the loader's loop: the number of samples in its gradients is unknown. Use "
@@ -234,8 +237,7 @@ class DdpExchange(Exchange):
         self._frozen: list[bool] = []
         """Flags of the parameters in `_learns`: True if the parameter was frozen when DDP was last built."""
         self._looked = 0
-        """Number of passes so far in which a single rank ran the checks that several ranks need, so that it fails as
-        early."""
+        """Number of passes so far in which a single rank ran these checks."""
         self._hooked = True
         """True if DDP's communication hook is called in the present pass."""
 
@@ -255,7 +257,7 @@ class DdpExchange(Exchange):
 
     def _look_for_frozen(self) -> None:
         """Build DDP again if the script froze or unfroze parameters. Otherwise DDP would wait for gradients of frozen
-        ones."""
+        parameters."""
         frozen = [not p.requires_grad for p in self._learns]
         if frozen != self._frozen and not all(frozen) and torch.is_grad_enabled():
             self.ranks_changed()
@@ -349,23 +351,23 @@ class DdpExchange(Exchange):
 
 
 _SCRIPTS = vars(torch.nn.Module()).keys() - {"_parameters", "_buffers", "_non_persistent_buffers_set", "_modules"}
-"""Names of a module's attributes that a script can change, such as hooks and training mode. They are kept when DDP is
+"""Names of a module's attributes that a script can change, such as hooks and training mode. They are kept if DDP is
 built again."""
 _CONTEXTS = {"broadcast_buffers", "forward_sync_buffers", "require_forward_param_sync", "require_backward_grad_sync"}
-"""Names of DDP's attributes that contexts such as `no_sync` set. They are kept when DDP is built again. The second is
-the first's new name in torch."""
+"""Names of DDP's attributes that contexts such as `no_sync` set. They are kept if DDP is built again. The second name
+replaces the first in newer versions of torch."""
 
 
 def scaled(gradient: torch.Tensor, numerator: float, denominator: float) -> torch.Tensor:
-    """Return the gradient times numerator / denominator. If the numerator is 0 return zeros, since 0 times a borrowed
-    sample's NaN would be NaN."""
+    """Return the gradient times numerator / denominator. For numerator 0 return zeros, since a borrowed sample's
+    gradient may be NaN, and 0 times NaN is NaN."""
     if not numerator:
         return torch.zeros_like(gradient)
     return gradient if numerator == denominator else gradient * (numerator / denominator)
 
 
 def scale(gradient: torch.Tensor, numerator: float, denominator: float) -> None:
-    """Multiply the gradient in place by numerator / denominator, with the same rule for 0 as `scaled`."""
+    """Multiply the gradient in place by numerator / denominator; as in `scaled`, a numerator of 0 gives zeros."""
     if not numerator:
         gradient.zero_()
     elif numerator != denominator:

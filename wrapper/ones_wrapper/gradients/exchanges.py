@@ -65,7 +65,7 @@ class Exchanges:
         return next((exchange.inside(inside) for exchange, inside in found if exchange.model is model), model)
 
     def check(self) -> None:
-        """Raise ValueError if a parameter is trained now that was frozen at `add`: its gradient would not be
+        """Raise ValueError if a parameter that was frozen at `add` is trained now, since its gradient would not be
         exchanged."""
         for name, parameter in self._frozen:
             if parameter.requires_grad:
@@ -103,13 +103,13 @@ class Exchanges:
                 exchange.trying = False
 
     def trained_by(self, optimizers: Iterable[torch.optim.Optimizer], scaled: bool) -> None:
-        """Take note of all optimizers of the job. See `Exchange.trained_by`."""
+        """Note all optimizers of the job. See `Exchange.trained_by`."""
         held = {one: {p for group in one.param_groups for p in group["params"]} for one in optimizers}
         for exchange, trained in zip(self._all, self._trained, strict=True):
             exchange.trained_by([one for one, its in held.items() if trained & its], scaled)
 
     def loss(self, loss: torch.Tensor | float) -> None:
-        """Take the training loss of this rank's pass."""
+        """Note the training loss of this rank's pass."""
         for exchange in self._all:
             exchange.loss(loss)
 

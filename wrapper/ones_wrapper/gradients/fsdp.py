@@ -23,7 +23,7 @@ from ones_wrapper.gradients.noise import NoiseScale
 from ones_wrapper.group import Group, TorchGroup
 
 Choice = type[torch.nn.Module] | tuple[type[torch.nn.Module], ...] | Callable[[torch.nn.Module], bool]
-"""Types of the submodules to shard as units, or a function that is true for such a submodule."""
+"""Types of the submodules to shard as units, or a function that returns True for such a submodule."""
 
 # torch 2.13 renamed this function, and warns of the old name.
 _REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -39,8 +39,7 @@ class FsdpExchange(Exchange):
         self._sums: dict[int, torch.Tensor] = {}
         """This rank's gradient shard of each module, summed over the step's passes so far, for the noise scale."""
         self._counts = True
-        """True if this rank's shards count for the noise scale. False if another rank holds the same shards and counts
-        them."""
+        """True if this rank's shards count for the noise scale; False if another rank counts the same shards."""
 
     def wrap(self, model: torch.nn.Module, *, modules: Choice | None = None, **options: Any) -> torch.nn.Module:
         """Shard the model in place, from rank 0's parameters and buffers.

@@ -1,9 +1,9 @@
 """Rules by which learning rate and momentum follow the global batch, for each optimizer class.
 
 A step of k base batches is to move the parameters as far as k steps, and momentum is to average over as many samples as
-before. So the rate is multiplied by k, and momentum is raised to the power k: μ of SGD, β₁ of Adam. SGD's momentum
-buffer is a sum over fewer steps then. So when k changes, buffer and rate are rescaled: for a constant gradient a step
-is then k times as long. β₂, ε and weight decay stay the same.
+before. So the rate is multiplied by k, and momentum (μ of SGD, β₁ of Adam) is raised to the power k. SGD's momentum
+buffer is then a sum over fewer steps. When k changes, buffer and rate are rescaled so that, for a constant gradient, a
+step is k times as long. β₂, ε and weight decay stay the same.
 
 This rule is valid for batches up to a fraction of the gradient noise scale (`ones_wrapper.protocol.growth`); above it
 training diverges. For larger batches, and before the noise scale is known, momentum stays as the script set it. The
@@ -38,11 +38,11 @@ def common_rule(optimizers: Iterable[torch.optim.Optimizer]) -> str:
 
 
 class Rate:
-    """Sets learning rate and momentum of optimizers for the time of their steps. So schedulers and checkpoints see the
-    script's own values."""
+    """Rule that changes learning rate and momentum of optimizers only while they step, so that schedulers and
+    checkpoints get the script's own values."""
 
     def __init__(self, base: float, *optimizers: torch.optim.Optimizer, follows: bool = True) -> None:
-        """`base` is the batch for which the script's rate was chosen. With `follows` False nothing is changed."""
+        """`base` is the batch for which the script's rate was chosen. If `follows` is False, nothing is changed."""
         self.rule = common_rule(optimizers) if follows else SILENT
         self._base, self._optimizers = base, optimizers
         self._ratio = self._power = 1.0
@@ -58,15 +58,15 @@ class Rate:
             optimizer.register_step_post_hook(self._after)
 
     def resume(self, progress: TrainingProgress) -> None:
-        """Take over the power of momentum and the largest rates from `progress`, which a checkpoint or other ranks
-        gave."""
+        """Set the power of momentum and the largest rates from `progress`, which comes from a checkpoint or other
+        ranks."""
         self._power = progress.momentum_power
         self._peaks = [*progress.lr_peaks, *self._peaks[len(progress.lr_peaks) :]][: len(self._peaks)]
 
     def admit(self, progress: TrainingProgress, batch: float) -> bool:
         """Admit the present batch if, by the noise scale, it needs no more samples than the base batch. Return True if
-        that changed. A batch is admitted by the noise scale's lower bound, and stays admitted by its mean
-        (hysteresis)."""
+        that changed. A new batch must be below the bound from the noise scale's lower bound; an admitted batch, below
+        the bound from its mean."""
         before, most = progress.admitted, bound(self.rule, self._base, progress.noise_low)
         if batch <= before:
             most = max(most, bound(self.rule, self._base, progress.noise))
@@ -74,8 +74,7 @@ class Rate:
         return (progress.admitted >= batch) != (before >= batch)
 
     def free(self, progress: TrainingProgress) -> int:
-        """Return the largest global batch with which training takes no more samples than with the base batch, as far as
-        the noise scale shows."""
+        """Return the largest global batch that needs no more samples than the base batch, by the noise scale so far."""
         return int(max(doubled(self.rule, int(self._base), progress.noise_low), progress.admitted))
 
     def power(self, progress: TrainingProgress, batch: float) -> float:
@@ -85,13 +84,13 @@ class Rate:
         return batch / self._base
 
     def factor(self, progress: TrainingProgress, batch: float) -> float:
-        """Return the learning rate at this batch divided by the script's own. For SGD both rates are first divided by 1
-        − their momentum."""
+        """Return the learning rate at this batch divided by the script's own. Of SGD, rate / (1 − momentum) is
+        compared."""
         return self._factor(0, batch / self._base, self.power(progress, batch))
 
     def begin(self, progress: TrainingProgress, batch: float, total: float) -> None:
-        """Begin a step of `total` samples, where `batch` is the present global batch. A smaller step, such as an
-        epoch's last, gets the factor of its own samples, but at least that of the base batch."""
+        """Begin a step of `total` samples, where `batch` is the present global batch. A step with fewer samples, such
+        as an epoch's last, has the factor of its own samples, but at least that of the base batch."""
         self.stepping = self.stepped = False
         own = max(total, min(batch, self._base)) if total < batch else batch
         self._ratio, power = own / self._base, self.power(progress, own)
@@ -137,7 +136,7 @@ class Rate:
         self.stepping, self.stepped = False, True
 
     def words(self, progress: TrainingProgress, batch: float) -> str:
-        """Return a text for the job's log about learning rate and momentum at this batch."""
+        """Return the text about learning rate and momentum at this batch, for the job's log."""
         factor, power = self.factor(progress, batch), self.power(progress, batch)
         text = f"learning rate {factor:.3g} times the script's"
         if self.rule in (OTHER, SILENT) or batch <= self._base:
@@ -151,7 +150,7 @@ class Rate:
 
 
 def _scale_buffers(optimizer: torch.optim.Optimizer, old: float, new: float) -> None:
-    """Rescale momentum buffers when the power of momentum changes, by the ratio of a constant gradient's sums."""
+    """Rescale momentum buffers after the power of momentum changed from `old` to `new`, as for a constant gradient."""
     for group in optimizer.param_groups:
         momentum = group.get("momentum") or 0.0
         scale = (1.0 - momentum**old) / (1.0 - momentum**new)

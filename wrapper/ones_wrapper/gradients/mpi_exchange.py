@@ -1,7 +1,7 @@
 """Mean of the gradients over samples by MPI, for clusters on which no backend of torch.distributed works well.
 
 Parameters are grouped in buckets, the model's last ones first, since backward reaches them first. In the last pass of a
-step, the all-reduce of a bucket starts as soon as all its gradients are there (Li et al., VLDB 2020, §3.2). Backward
+step, the all-reduce of a bucket starts as soon as all its gradients are computed (Li et al., VLDB 2020, §3.2). Backward
 continues meanwhile. All ranks start the buckets in the same order, so that no deadlock is possible.
 """
 
@@ -29,7 +29,8 @@ IGNORED = {"find_unused_parameters", "gradient_as_bucket_view", "static_graph"}
 
 
 ZEROED = 0.25
-"""Mark of a parameter without a gradient in this step, but with zeros from `zero_grad(set_to_none=False)`."""
+"""Mark of a parameter that no pass used in this step, and whose gradient is zeros from
+`zero_grad(set_to_none=False)`."""
 
 
 class Bucket:
@@ -63,7 +64,7 @@ class Bucket:
                 view.mul_(weight)
 
     def complete(self, first: bool) -> None:
-        """Set the gradients of unused parameters to 0, and set the marks, once the step's last gradient is there.
+        """Set the gradients of unused parameters to 0, and set the marks, after the step's last gradient was added.
         `first` is True on rank 0, which always has samples."""
         for view, used in zip(self.views, self.used, strict=True):
             if not used:

@@ -6,7 +6,7 @@ tr(Σ)/n_i and E|g|² = |G|² + tr(Σ)/n. For the k ranks that have samples, the
 − tr(Σ)/n. The noise scale is the ratio of their running means.
 
 A single rank compares each step's gradient a with the previous step's b: tr(Σ) = n |a − b|²/2 and |G|² = a·b. These are
-also unbiased if the model changes little from step to step. It takes one copy of the gradients.
+also unbiased if the model changes little from step to step. A copy of the gradients is kept for this.
 """
 
 from __future__ import annotations
@@ -27,16 +27,18 @@ LEAST = 5
 """Fewest windows that a lower bound needs."""
 PART = 2
 """Number of equal parts into which the measured steps are divided; only the newest part is kept. A run's first
-gradients are so large that they would dominate the means, so that the growing noise scale would be underestimated for
-long. With 3 parts a single rank's batch grew until training diverged (docs/benchmarks/training.md)."""
+gradients are so large that they would dominate the means and hide the noise scale's growth for long. With 3 parts a
+single rank's batch grew until training diverged (docs/benchmarks/training.md)."""
 LOW = 0.84
-"""Number of standard deviations from the estimate down to its lower bound: 20 % of a normal distribution are below."""
+"""Number of standard deviations from the estimate down to its lower bound. Of a normal distribution, 20 % are below
+that."""
 EVERY = 4
-"""Interval between measured steps. Squares take time, and the noise scale changes only over thousands of steps."""
+"""Number of steps from one measured step to the next. Squares take time, and the noise scale changes only over
+thousands of steps."""
 FIRST = 32
 """Number of first steps of the job that are all measured, so that its first report has a noise scale."""
 MOST = 1e4
-"""Largest noise scale, as a multiple of the batch. Above it |G|² cannot be distinguished from 0."""
+"""Largest noise scale, as a multiple of the batch. Above it, |G|² is too small to be measured."""
 PENDING = 64
 """Number of squares that are collected before they are added up, since adding many takes as long as adding one."""
 
@@ -59,8 +61,8 @@ class NoiseScale:
         self._keeps = True
         """True if the next step is measured, so that a single rank must keep this step's gradients."""
         self.looks = True
-        """True if the present step's gradients are needed, either for a measurement or to be kept for the next
-        step's."""
+        """True if the present step's gradients are needed: it is measured, or a single rank keeps them for the next
+        step."""
         self._alone_samples = 0
         self._skips = False
         self._batch = 0
@@ -89,8 +91,8 @@ class NoiseScale:
         self.looks = self.measures or (self._keeps and self._group.world == 1)
 
     def local(self, bucket: int, gradient: torch.Tensor, samples: float, total: int, passes: int = 1) -> None:
-        """Measure a bucket of this rank's own gradient: the mean over this rank's `samples` of the step's `total`. If
-        each of the step's `passes` is measured, each counts like a rank."""
+        """Measure a bucket of this rank's own gradient, the mean over `samples` of the step's `total` samples. With
+        `passes` above 1, each pass is measured as if it were a rank."""
         parts = min(self._group.world * passes, total)
         if self._group.world == 1:
             self._compare(bucket, gradient, samples)
@@ -103,7 +105,7 @@ class NoiseScale:
             self.whole_shard(gradient, total)
 
     def whole_shard(self, gradient: torch.Tensor, total: int, passes: int = 1) -> None:
-        """Measure this rank's shard of the exchanged gradient. The squares of all ranks' shards add up."""
+        """Measure this rank's shard of the exchanged gradient; the squares of all ranks' shards are added up."""
         parts = min(self._group.world * passes, total)
         if self.measures and parts > 1:
             self._step.append((_square(gradient), -total / (parts - 1), parts / (parts - 1)))
@@ -168,7 +170,7 @@ class NoiseScale:
             kept -= self._windows.popleft().steps
 
     def _weights(self) -> list[float]:
-        """Return each window's weight in the means, with sum 1: it grows with the window's steps and falls with its
+        """Return each window's weight in the means, with sum 1. It rises with the window's steps, and falls with its
         age."""
         found, after = [], 1.0
         for window in reversed(self._windows):
@@ -184,7 +186,7 @@ class NoiseScale:
 
     @property
     def samples(self) -> float | None:
-        """Noise scale in samples. Before the first measurement that of an earlier run, or None."""
+        """Noise scale in samples. Before the first measurement it is that of an earlier run, or None."""
         if not self._windows:
             return self.known or None
         trace, square = self._means()
@@ -198,8 +200,8 @@ class NoiseScale:
         """Lower bound in samples, which the noise scale exceeds with a probability of 80 %; 0 if unknown.
 
         By Fieller's method it is the smallest N for which tr(Σ) − N |G|² is not clearly above 0. The variance of this
-        difference is estimated from the windows, by their steps and weights. The bound is unknown if |G|² is clearly
-        negative, for example if each step of a single rank reverses the gradient.
+        difference is estimated from the spread of the windows. The bound is unknown if |G|² is clearly negative, for
+        example if each step of a single rank reverses the gradient.
         """
         if len(self._windows) < LEAST:
             return self.known_low

@@ -1,11 +1,10 @@
 """Learning rate schedules that follow the training's progress when the batch changes.
 
 A script's schedule is written in steps of its base batch, for example a cosine over `epochs * len(loader)` steps. A
-step of twice the batch uses the samples of two such steps. So the schedule must advance by two, or it would not reach
-its end. For this `Job.register` returns each scheduler in a wrapper. `step()` of the wrapper, inside the loop over
-batches, steps the script's scheduler once for each base batch of samples used: once, several times, or not at all until
-a base batch is full. If the batch is the base batch, that is once a step. Outside the loop, once an epoch, `step()` is
-the script's own.
+step of twice the batch uses the samples of two such steps, so the schedule must advance by two. For this `Job.register`
+returns each scheduler in a wrapper. Inside the loop over batches, `step()` of the wrapper steps the script's scheduler
+once for each base batch of samples used. That may be several times, or not at all until a base batch is full. Outside
+the loop, once an epoch, `step()` is the script's own.
 
 Samples that do not fill a base batch are kept in the scheduler's state. All other positions follow from
 `TrainingProgress`.
@@ -46,9 +45,9 @@ MADE_OTHERWISE = (
     "processes"
 )
 MADE = "ones:made"
-"""Key in a scheduler's state for its state when the job's first start made it."""
+"""Key, in a scheduler's state, of its state at the moment when the job's first start made it."""
 REST = "ones:samples"
-"""Key in a scheduler's state for the number of samples that do not fill a base batch yet."""
+"""Key, in a scheduler's state, of the number of samples that do not fill a base batch yet."""
 
 
 def base_steps(samples: int, base_batch: int) -> int:
@@ -61,8 +60,8 @@ def counted(progress: TrainingProgress, total: int, batch: int, base_batch: int,
     global batch, `progress` the position before the step.
 
     An epoch's last step counts as if its last base batch were full, so that each epoch is a whole number of base
-    batches. If fewer than `least_step` samples remain after a step, the epoch leaves them out, and the step is its
-    last.
+    batches. A step is also the epoch's last if fewer than `least_step` samples remain after it, which the epoch leaves
+    out.
     """
     end = progress.cursor + total
     if 0 <= progress.dataset - end < least_step:
@@ -104,8 +103,7 @@ class Schedules:
 
     def wrap(self, thing: Any, known: bool = False) -> Any:
         """Return a wrapper of a scheduler; any other object is returned as it is. An `AveragedModel` is changed in
-        place, so that it follows progress, too. With `known`, any object with a method `step` is taken for a
-        scheduler."""
+        place, so that it follows progress, too. With `known`, any object with a method `step` counts as a scheduler."""
         if isinstance(thing, AveragedModel):
             thing.update_parameters = _Average(thing.update_parameters, self)  # type: ignore[method-assign]
         if not (is_scheduler(thing) or (known and callable(getattr(thing, "step", None)))):
@@ -165,9 +163,9 @@ class ProgressScheduler:
         return getattr(self.scheduler, name)
 
     def step(self, *args: Any, **kwargs: Any) -> None:
-        """Inside the loop over batches, advance to the progress after this step. Outside, step the script's own
-        scheduler, on all ranks; a metric is averaged over the ranks. Inside the loop an argument (metric or epoch)
-        raises RuntimeError."""
+        """Inside the loop over batches, advance to the progress after this step. Raises RuntimeError there for an
+        argument (metric or epoch). Outside the loop, step the script's own scheduler on all ranks; a metric is averaged
+        over the ranks."""
         schedules = self._schedules
         if not schedules.within:
             if isinstance(self.scheduler, ReduceLROnPlateau):
@@ -225,7 +223,7 @@ class ProgressScheduler:
 
 
 def _marks(scheduler: Any) -> list[Any]:
-    """Return counters that change with each step of a scheduler, or of schedulers inside it."""
+    """Return counters that change with each step of a scheduler, or of a scheduler inside it."""
     own = [getattr(scheduler, name, None) for name in ("last_epoch", "_step_count")]
     return own + [_marks(part) for part in getattr(scheduler, "_schedulers", ())]
 
@@ -251,8 +249,8 @@ def _other(before: Any, now: Any, key: str = "") -> dict[str, Any]:
 
 
 def _differences(scheduler: Any) -> list[str]:
-    """Return messages about a LambdaLR whose saved rate is not what its functions give now. Checkpoints do not hold
-    these functions."""
+    """Return messages about a LambdaLR whose functions, which checkpoints do not hold, give another rate than the saved
+    one."""
     found = [text for part in getattr(scheduler, "_schedulers", ()) for text in _differences(part)]
     saved = getattr(scheduler, "_last_lr", None)
     if not isinstance(scheduler, LambdaLR) or not saved:
