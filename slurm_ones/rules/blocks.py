@@ -1,9 +1,12 @@
-"""Blocks of a running job: which train, which may join, which must be replaced, and which to choose for a new size.
+"""Blocks (running array tasks) of a job: which train, which may join or must be replaced, and which to choose for a new
+size.
 
-A block keeps its shape as long as it runs. So a job of blocks grows by blocks that join, and shrinks by blocks that
-leave. If no subset of its blocks has the wanted size, new blocks replace some or all of them. New blocks need free
-GPUs, since old blocks leave only when new ones join. All joins and leaves of one change happen between the same two
-training steps.
+A running block keeps its shape. So a job grows by blocks that join and shrinks by blocks that leave, all between the
+same two training steps. If no subset of its blocks has the wanted size, new blocks replace some or all of them. These
+need free GPUs, since old blocks leave only when new ones join.
+
+Base blocks are ordinary jobs. Guests are blocks beyond the GPUs that the user asked for; Slurm preempts them for other
+jobs.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from slurm_ones.rules.job_rules import near_limit
 from slurm_ones.slurm.model import JobState, Node, SlurmJob
 
 REQUEUE, BLOCKS = "requeue", "blocks"
-"""Values of `ResizeRecord.mechanism`. A running job of blocks is resized by `BLOCKS`, every other job by `REQUEUE`."""
+"""Values of `ResizeRecord.mechanism`: running jobs of blocks are resized by `BLOCKS`, all other jobs by `REQUEUE`."""
 REUSED_WITHIN_S = 240.0
 """Longest time, in seconds, from the end of a block to the use of its task for a new block. Slurm forgets the task
 after MinJobAge, by default 300 s."""
@@ -56,8 +59,7 @@ class Moves:
 
 
 def hot(elastic: Elastic) -> bool:
-    """Tell whether the job is a job of blocks that is not pending, so that it is resized by blocks that join and
-    leave."""
+    """Tell whether the job is a running job of blocks; such a job is resized without a requeue."""
     return elastic.job.by_blocks and not elastic.job.pending
 
 
@@ -82,8 +84,8 @@ def training(elastic: Elastic, history: JobHistory | None) -> tuple[RunningBlock
 
 
 def starting(elastic: Elastic) -> int:
-    """Return the total GPUs of pending blocks without a hold. Slurm may start them at any moment once the array's
-    throttle is lifted."""
+    """Return the total GPUs of pending blocks that are not held: Slurm may start them once the array's throttle is
+    lifted."""
     return sum(elastic.shape_of(job).gpus for job in elastic.job.blocks if job.pending and not job.held)
 
 
@@ -125,7 +127,7 @@ def members_of(history: JobHistory | None) -> tuple[int, ...]:
 
 
 def returning_guests(elastic: Elastic, members: Collection[int]) -> list[int]:
-    """Return the guests among `members` that are ending, or wait without a hold. Slurm may start them again, and then
+    """Return the guests among `members` that are ending, or pending and not held. Slurm may start them again, and then
     they join."""
     guests = (job for job in elastic.job.blocks if elastic.job.is_guest(job))
     again = (job for job in guests if job.completing or (job.pending and not job.held))
@@ -133,9 +135,9 @@ def returning_guests(elastic: Elastic, members: Collection[int]) -> list[int]:
 
 
 def train_together(elastic: Elastic, history: JobHistory | None) -> list[int]:
-    """Return the tasks of the running blocks that train together by the job's newest report, completed by `with_base`.
-    Return none if the report names no running block. A block that Slurm has restarted since the report has not joined
-    yet, so it does not count."""
+    """Return the running blocks that train together, as task numbers: those in the job's newest report, completed by
+    `with_base`. Return none if the report names no running block. A block that Slurm restarted after the report is left
+    out."""
     if history is None or history.membership is None:
         return []
     report = history.membership.report
@@ -149,8 +151,7 @@ def with_base(array: WholeJob, training: set[int], asked: int, gpus_of: Callable
     """Return the tasks `training`. If they include guests, and their base blocks have fewer than `asked` GPUs in total,
     add all running base blocks.
 
-    This makes up for a report of a joined base block that was not believed, as when clocks are hours apart. `asked` is
-    the number of GPUs that the user asked for; `gpus_of` returns those of a block.
+    `asked` is the number of GPUs that the user asked for; `gpus_of` returns the GPUs of a block.
     """
     if training.isdisjoint(array.guests):
         return training
@@ -176,12 +177,12 @@ def going(elastic: Elastic, nodes: Mapping[str, Node], limits: LimitSettings, no
 
 
 def renewal(elastic: Elastic, asked: Shape, spare: Sequence[int], limits: LimitSettings, now: float) -> Moves | None:
-    """Return the new base blocks that a job with guests needs, and the blocks that they replace. None if it needs none,
-    or if too few tasks are `spare`. They need no free GPUs, since Slurm preempts guests for them.
+    """Return the new base blocks that a job with guests needs, and the blocks that they replace. Return None if it
+    needs none, or if too few tasks are `spare`. New base blocks need no free GPUs, since Slurm preempts guests for
+    them.
 
-    New base blocks replace base blocks near their time limit. If no base block runs or waits to start, a block of the
-    shape that the user `asked` for is added. Running blocks leave for it, the smallest first, until they have as many
-    GPUs.
+    They replace base blocks near their time limit. If no base block runs or waits to start, one with the shape `asked`
+    is added. Then running blocks leave, the smallest first, until they have as many GPUs as the new block.
     """
     running = sorted(elastic.job.running_blocks, key=lambda job: (elastic.shape_of(job).gpus, task_of(job)))
     base = [job for job in running if not elastic.job.is_guest(job)]
@@ -261,8 +262,8 @@ class GuestSizes(NamedTuple):
     def keep_base(
         self, blocks: Sequence[RunningBlock], stay: Sequence[RunningBlock], added: Iterable[tuple[int, Shape]] = ()
     ) -> bool:
-        """Tell whether base blocks still have enough GPUs after the change. Enough is the least of three numbers: GPUs
-        of base blocks before the change, GPUs that the user asked for, and all GPUs of the job after the change."""
+        """Tell whether enough GPUs remain in base blocks after the change. Enough is the least of three numbers: the
+        GPUs of base blocks before the change, the GPUs that the user asked for, and all GPUs of the job afterwards."""
         base, gpus = self._base(stay), sum(block.shape.gpus for block in stay)
         for _, shape in added:
             gpus += shape.gpus
@@ -274,8 +275,8 @@ class GuestSizes(NamedTuple):
 
 
 def guest_gpus(to_grow: int, tasks: int, node_gpus: int, together: int = 1) -> int:
-    """Return the GPUs of each guest: the smallest size at which `tasks` guests suffice to grow by `to_grow` GPUs, or
-    else a full node. The size is a multiple of `together`, the number of ranks that must share a node."""
+    """Return the GPUs of each guest: the smallest size at which `tasks` guests have at least `to_grow` GPUs, at most a
+    full node. The size is a multiple of `together`, the number of ranks that must share a node."""
     sizes = (each for each in range(together, node_gpus, together) if each == together or node_gpus % each == 0)
     return next((each for each in sizes if -(-to_grow // each) <= tasks), max(node_gpus, 1))
 
@@ -291,7 +292,7 @@ class FreeGpus:
     whole_nodes: bool = False
     """True if Slurm allocates only whole nodes."""
     split_nodes: bool = True
-    """True if two blocks of a job may share a node, because each can use the other's GPUs."""
+    """True if two blocks of a job may share a node: Slurm lets each see the other's GPUs."""
     guests: GuestSizes | None = None
     """Sizes of the guests by which the job grows; None if it grows only by base blocks."""
 
@@ -359,8 +360,8 @@ def moves(
 
 
 def _on_the_way(has: int, target: int, full: int) -> Iterator[int]:
-    """Yield sizes between `has` and `target`, descending: each size less than a node (`full` GPUs) below `target`, then
-    `has` plus whole nodes."""
+    """Yield sizes between `has` and `target`, descending: first all sizes less than a node (`full` GPUs) below
+    `target`, then `has` plus whole nodes."""
     near = max(target - full, has)
     yield from range(target - 1, near, -1)
     yield from (has + nodes * full for nodes in range((near - has) // max(full, 1), 0, -1))
@@ -388,10 +389,11 @@ def staying_at(
     guests: Collection[int] = (),
     leader: int | None = None,
 ) -> dict[int, tuple[int, ...]]:
-    """Return the tasks of the best subset of the blocks for each total size that a subset has (0 included).
+    """Return, for each size that some subset of the blocks has, the tasks of the best such subset; size 0 is
+    included.
 
-    Subsets are compared by five criteria, the most important first: fewest blocks of `going`; fewest GPUs of `guests`;
-    including the `leader` (by default the first block); most GPUs in blocks of whole nodes; fewest blocks.
+    Subsets are compared by five criteria, the most important first: few blocks of `going`; few GPUs of `guests`; with
+    the `leader` (by default the first block); many GPUs in blocks of whole nodes; few blocks.
     """
     leader = blocks[0].task if leader is None and blocks else leader
     best: dict[int, tuple[_Cost, tuple[int, ...]]] = {0: ((0, 0, 0, 0, 0), ())}
@@ -410,8 +412,8 @@ def staying_at(
 def _added(
     gpus: int, spare: Sequence[int], kept: Sequence[RunningBlock], site: FreeGpus
 ) -> tuple[tuple[int, Shape], ...] | None:
-    """Return spare tasks with the shapes of new blocks that have `gpus` GPUs in total and fit in addition to the blocks
-    `kept`. Return None if no division into blocks fits."""
+    """Return new blocks with `gpus` GPUs in total that have room next to the blocks `kept`: pairs of a spare task and a
+    shape. Return None if there is no way."""
     if not gpus:
         return ()
     for shapes in _shapes(gpus, kept, site):
@@ -422,9 +424,9 @@ def _added(
 
 
 def _shapes(gpus: int, kept: Sequence[RunningBlock], site: FreeGpus) -> Iterator[list[Shape]]:
-    """Yield ways to divide `gpus` GPUs into new blocks, the best way first. Each way has its largest block first.
+    """Yield ways to divide `gpus` GPUs into new blocks, the best way first, each with its largest block first.
 
-    Ways with blocks of 1, 2, 4… GPUs or nodes are preferred, because a subset of such blocks makes any smaller size.
+    Blocks of 1, 2, 4… GPUs or nodes are preferred, because some subset of them has any smaller size.
     """
     full = site.node_gpus
     nodes, rest = divmod(gpus, full)
@@ -458,8 +460,8 @@ def _powers(count: int) -> list[int]:
 
 
 def _filling(gpus: int, free: Mapping[str, int], full: int) -> Iterator[Shape]:
-    """Yield few blocks for the nodes that are wholly free, then one block for each further node, the freest node first.
-    If too few GPUs are free, these blocks have fewer than `gpus` GPUs in total."""
+    """Yield shapes of blocks that fill the free nodes: few blocks for all wholly free nodes, then one for each other
+    node. If too few GPUs are free, the shapes have fewer than `gpus` GPUs in total."""
     whole = min(sum(room >= full for room in free.values()), gpus // full)
     yield from (Shape(count, full) for count in _powers(whole))
     gpus -= whole * full
@@ -470,8 +472,8 @@ def _filling(gpus: int, free: Mapping[str, int], full: int) -> Iterator[Shape]:
 
 
 def _fit(shapes: Sequence[Shape], kept: Sequence[RunningBlock], site: FreeGpus) -> bool:
-    """Tell whether Slurm finds room for all these shapes. Slurm chooses the nodes. So if blocks must not share a node,
-    they fit only if Slurm cannot place two of them on one node."""
+    """Tell whether Slurm finds room for all these shapes. If blocks must not share a node, they fit only if Slurm,
+    which chooses the nodes, cannot place two on one node."""
     if not site.split_nodes:
         smallest = min(shape.gpus_per_node for shape in shapes)
         if len(shapes) > 1 and smallest < site.node_gpus:

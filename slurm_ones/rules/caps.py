@@ -1,10 +1,10 @@
-"""Caps on the total growth of elastic jobs: of a user, of an account, of a partition.
+"""Caps: upper limits on the total GPUs of the elastic jobs of a user, an account or a partition.
 
-A cap bounds the GPUs that the companion adds. Every job may have the GPUs that its user asked Slurm for, or those that
-it has already if they are more. It grows further only while all jobs under the cap together stay within it.
+A cap bounds only growth. Every job may have the GPUs that its user asked for, or its present GPUs if they are more. It
+grows further only while all jobs under the cap together stay within it.
 
-A strict cap stands for a quota of Slurm's own, beyond which Slurm lets a job wait. So it also binds below the GPUs that
-the user asked for. No cap shrinks a running job, even if the cap was lowered.
+A strict cap stands for a quota of Slurm's own, which makes a job wait. So it also binds below the GPUs that the user
+asked for. No cap shrinks a running job, even if the cap was lowered.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Cap:
     """Upper limit on the total GPUs of some jobs; none of them grows beyond it."""
 
     gpus: int
-    """GPUs that `jobs` may have together. GPUs of other jobs under the same limit are subtracted, so it may be below
-    0."""
+    """GPUs that `jobs` may have together. It may be below 0, since GPUs of other jobs under the same limit are
+    subtracted."""
     jobs: frozenset[int]
     reason: Reason
     """Reason that is shown to the jobs' owners."""
@@ -49,7 +49,8 @@ class CappedJob(NamedTuple):
 
     @classmethod
     def of(cls, one: Elastic, guests: Queue | None, asked: int, gpus: int) -> CappedJob:
-        """Return the job with its queues. A job that grows by guests gets GPUs beyond `asked` in the queue `guests`."""
+        """Return the job with its queues. If the job grows by guests, its GPUs beyond `asked` come from the queue
+        `guests`."""
         own = Queue.of(one.job.home)
         if guests is None or not (one.takes_guests and hot(one)):
             return cls(one, (own,), gpus)
@@ -60,9 +61,8 @@ class CappedJob(NamedTuple):
 def caps_of(
     here: Mapping[int, CappedJob], there: Sequence[CappedJob], limits: LimitSettings, partition: str, gpus: int
 ) -> tuple[Cap, ...]:
-    """Return the site's caps on the jobs `here`, in a partition of `gpus` GPUs: the partition's share, and caps of
-    users and accounts. Jobs `there` are in other partitions; their GPUs count towards the caps of users and
-    accounts."""
+    """Return the site's caps on the jobs `here`, in a partition of `gpus` GPUs: the caps of the partition, users and
+    accounts. Jobs `there` are in other partitions; they count towards the caps of users and accounts."""
     caps = []
     if here and limits.share < 1:
         share = int(limits.share * gpus + 1e-9)
@@ -90,7 +90,7 @@ def caps_of(
 
 
 class CapUse:
-    """Use of each cap: GPUs that the jobs under it have, updated as changes are planned."""
+    """GPUs of all jobs under each cap, updated while changes are planned."""
 
     def __init__(self, caps: Sequence[Cap], have: Mapping[int, int]) -> None:
         self._have = dict(have)
@@ -110,13 +110,13 @@ class CapUse:
             self._left[place] -= more
 
     def count_at_least(self, job_id: int, gpus: int) -> None:
-        """Raise the job's count to `gpus` GPUs unless it is higher already. During a resize a job may hold more GPUs
-        than before and after it."""
+        """Raise the job's count to `gpus` GPUs if it is lower. (During a resize a job may hold more GPUs than before
+        and after it.)"""
         self.count(job_id, max(gpus, self._have.get(job_id, 0)))
 
     def hindering(self, job_id: int, gpus: int, due: int) -> Cap | None:
-        """Return the first cap that forbids the job to have `gpus` GPUs, given those counted for all other jobs; None
-        if no cap does. Only strict caps forbid `due` GPUs or fewer."""
+        """Return the first cap that `gpus` GPUs of this job would exceed, with all other jobs as counted; None without
+        one. Up to `due` GPUs only strict caps count."""
         more = gpus - self._have.get(job_id, 0)
         for place in self._of.get(job_id, ()):
             cap = self._caps[place]
@@ -126,14 +126,14 @@ class CapUse:
 
 
 def entitled(job: JobView) -> int:
-    """Return the number of GPUs up to which only strict caps bind the job: what its user asked for, or what it has if
-    that is more."""
+    """Return the GPUs that the job may have even beyond its caps, except strict ones: its request, or its present GPUs
+    if they are more."""
     return max(job.requested, job.shape.gpus if job.shape is not None else 0)
 
 
 def narrowed(jobs: Sequence[JobView], caps: Sequence[Cap]) -> Sequence[JobView]:
-    """Return the jobs without the sizes that caps forbid even if all other running jobs had their smallest size. Each
-    job keeps its smallest size, and all sizes up to its present one."""
+    """Return the jobs without the sizes that the caps forbid in any case, even with all other running jobs at their
+    smallest size. Each job keeps its smallest size, and all sizes up to its present one."""
     if not caps:
         return jobs
     least = {job.job_id: min(job.limits.gpus, default=0) for job in jobs if job.shape is not None}
@@ -153,8 +153,8 @@ def _narrowed(job: JobView, use: CapUse) -> JobView:
 def capped(cluster: ClusterView, jobs: Sequence[JobView], schedule: Schedule, caps: Sequence[Cap]) -> Schedule:
     """Return the schedule in which no job grows beyond its caps. Jobs that were submitted earlier grow first.
 
-    A job beyond its caps gets the largest smaller size within them, or else keeps its GPUs. If another job then lacks
-    the room that was planned for it, it keeps its GPUs too. If no cap is exceeded, the same schedule is returned.
+    A job beyond its caps gets the largest size within them, or else keeps its GPUs. Any job that then finds no room
+    keeps its GPUs too. If no cap is exceeded, the same schedule is returned.
     """
     if not caps:
         return schedule
@@ -261,7 +261,7 @@ def _stays(cluster: ClusterView, job: JobView, got: Allocation | None) -> bool:
 
 
 def _without_room(cluster: ClusterView, jobs: Sequence[JobView], given: Mapping[int, Allocation]) -> int | None:
-    """Return the id of a job for which too few GPUs are left by the other allocations; None if all jobs have room."""
+    """Return the id of a job whose allocation finds no room next to the other allocations; None if all find room."""
     staying = [job for job in jobs if _stays(cluster, job, given.get(job.job_id))]
     kept = {job.job_id for job in staying}
     moving = [job for job in jobs if job.job_id in given and job.job_id not in kept]

@@ -1,9 +1,8 @@
-"""Bounds on the cost of growth: a job's total GPU-hours, compared with those of the same progress at its requested
-size.
+"""Bounds on the cost of growth: a job's GPU-hours until its end, compared with those at the size that it asked for.
 
-A job may grow while its past and predicted GPU-hours are at most those at the requested size times a factor. The factor
-is 1.10, or the job's own `cost=`. Progress is goodput times seconds, as in the view `what_if`. Growth is free for a job
-without an account, or if growth is not charged (UsageFactor 0). No bound takes GPUs that a job has.
+A job may grow while its past and predicted GPU-hours are at most a factor times those at the requested size. The factor
+is 1.10, or the job's own `cost=`. Growth is free for a job without an account, or if growth is not charged (UsageFactor
+0). No bound takes GPUs that a job has.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from slurm_ones.rules.caps import Cap
 from slurm_ones.rules.gate import JobRules
 
 LOWER = 0.8416
-"""Distance between the mean of a normal distribution and its 20 % quantile, in standard deviations."""
+"""20 % quantile of the standard normal distribution, without its sign."""
 
 
 def charge_of(elastic: Elastic, settings: Settings, factors: Mapping[str, float]) -> float:
@@ -85,8 +84,8 @@ def _with_asked(view: JobView) -> JobView:
 
 
 def _affordable(tables: Tables, row: int, job: JobRules, charge: float, factor: float) -> Bools:
-    """Return a mask of the sizes (U,) that are within the bound on cost. All allowed sizes are if the goodput at the
-    requested size is unknown."""
+    """Return a mask of the sizes (U,) within the bound on cost. It allows all sizes if the goodput at the requested
+    size is unknown."""
     view, history = tables.jobs[row], job.history
     sizes, goodput, allowed = tables.sizes, tables.goodput[row], tables.allowed[row]
     asked = int(np.searchsorted(sizes, view.requested))

@@ -1,4 +1,4 @@
-"""Rules of one tick for each job, computed once for two uses: the views that policies get, and the planning of resizes.
+"""Rules of one tick for each job. Both the views that policies get and the planning of resizes use them.
 
 A `Round` holds what one tick has observed. Its `PartitionRules` hold the reasons why elastic jobs may not change now,
 the free GPUs of the partition, and the caps. Both are plain data without a clock.
@@ -62,7 +62,7 @@ from slurm_ones.rules.quotas import quota_caps
 from slurm_ones.slurm.model import Quotas, SlurmJob, partition_gpus
 
 LOOK_S = 60.0
-"""Longest time, in seconds, from a resize or a submission until Slurm has scheduled its queue."""
+"""Seconds after a resize or a submission within which Slurm is assumed to have tried to start each pending job."""
 
 
 def target_of(resize: ResizeRecord) -> Shape:
@@ -116,13 +116,13 @@ class Growth:
     back: Mapping[int, GivenBack] = field(default_factory=dict)
     """Size to which each job goes back, by job id."""
     contested: Mapping[str, int] = field(default_factory=dict)
-    """Nodes on which a pending job waits for room, each with this job's id. Jobs there grow only by guests."""
+    """Nodes on which a pending job waits for room, each with the id of this pending job. On them, jobs grow only by
+    guests."""
     unserved: Mapping[str, int] = field(default_factory=dict)
-    """Nodes of `contested` on which jobs do not grow by guests either, since Slurm does not preempt guests for the
+    """Nodes of `contested` on which jobs do not grow at all, since Slurm does not preempt guests for the
     pending job."""
     limited: Mapping[int, int] = field(default_factory=dict)
-    """Ids of jobs that must not grow because a pending job waits for a limit that they share, each with the pending
-    job's id."""
+    """Jobs that must not grow because a pending job waits for a limit that both share: id to the pending job's id."""
 
     def stops(self, elastic: Elastic, *, guests: bool) -> int | None:
         """Return the id of the pending job that keeps this job from growing; None if there is none. `guests` tells
@@ -157,8 +157,7 @@ class JobRules:
     blocks: tuple[RunningBlock, ...] = ()
     """Running blocks of a job of blocks, the leader first."""
     prepared: bool = False
-    """True for a job of blocks that was resized before: the companion has lifted its array's throttle, or is lifting
-    it."""
+    """True for a job of blocks that was resized before, so that its array's throttle is lifted or being lifted."""
     spare: tuple[int, ...] = ()
     """Tasks of a job of blocks that may join its training, best first."""
     to_hold: tuple[int, ...] = ()
@@ -171,14 +170,13 @@ class JobRules:
     staying: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     """Tasks of the blocks that stay, for each size that the job can reach by blocks that leave."""
     settled: bool = False
-    """True if the job may move to fewer nodes with the same number of GPUs, because its last resize is long enough
-    ago."""
+    """True if the last resize is long enough ago for the job to move to fewer nodes with the same number of GPUs."""
     given_back: GivenBack | None = None
     """Size to which the job gives growth back, to pending jobs or because it is idle; None if it gives back none."""
     guests: frozenset[int] | None = None
     """Task numbers of the job's blocks that run as guests; None if the job does not grow by guests."""
     ahead: ReservedNodes = NOTHING_AHEAD
-    """Nodes whose reservation begins before a run that starts now reaches its time limit."""
+    """Nodes with a reservation that begins before the time limit of a run started now."""
     barred: frozenset[str] = frozenset()
     """Nodes that the job's user excludes, by `--exclude` or `--constraint`."""
 
@@ -195,8 +193,8 @@ class JobRules:
 
     @property
     def requested(self) -> int:
-        """Number of GPUs that no cap takes from the job: those of its first request, or its present ones if they are
-        more. The present GPUs of a waiting job are those that it asks for."""
+        """Number of GPUs that no cap takes from the job: its first request, or its present GPUs (of a waiting job: its
+        present request) if they are more."""
         job = self.history.job if self.history is not None else None
         asked = job.requested_shape.gpus if job is not None else 0
         return max(asked, self.elastic.shape.gpus)
@@ -207,7 +205,8 @@ class JobRules:
         return self.history.spec if self.history is not None else None
 
     def batch_of(self, choice: Allocation | None) -> int | None:
-        """Return the batch of a choice for the job; None before its first report, since its script sets the batch."""
+        """Return the global batch of a choice for the job; None before the job's first report, since its script then
+        sets the batch."""
         return choice.batch if choice is not None and self.spec is not None else None
 
     @property
@@ -233,11 +232,11 @@ class PartitionRules:
     """GPUs of a full node."""
     whole_nodes: bool = False
     split_nodes: bool = True
-    """True if two blocks of a job may share a node: Slurm does not hide the GPUs of one from the other."""
+    """True if two blocks of a job may share a node: Slurm lets each see the other's GPUs."""
     kinds: Kinds = field(default_factory=Kinds)
     """Kinds of the partition's GPUs."""
     later: tuple[WaitingStart, ...] = ()
-    """Waiting jobs that a resize has given a new shape, but for which too few GPUs are in `free` yet."""
+    """Waiting jobs with a new shape from an earlier resize, for which too few GPUs in `free` are left."""
     closed: frozenset[str] = frozenset()
     """Nodes on which Slurm starts no jobs."""
     draining: frozenset[str] = frozenset()
@@ -245,8 +244,7 @@ class PartitionRules:
     contested: frozenset[str] = frozenset()
     """Nodes on which no job grows, because pending jobs wait for room there."""
     most_guests: int = 0
-    """Number of guests into which a job's growth is divided (`GuestSettings.most`); 0 if jobs do not grow by guests in
-    this partition."""
+    """Largest number of guests of a job (`GuestSettings.most`); 0 if jobs do not grow by guests in this partition."""
 
     def guest_sizes(self, job: JobRules) -> GuestSizes | None:
         """Return the sizes of the guests by which the job grows; None if it does not. One spare task is kept for a new
@@ -275,11 +273,11 @@ class Round:
     """Shape, kind of GPU and blocks of each job after its open resize, by job id."""
     now: float
     held: Mapping[int, frozenset[int]] = field(default_factory=dict)
-    """Tasks that the companion holds, by job id, for each job of blocks that it has resized before."""
+    """Tasks that the companion holds, for each job of blocks that it has resized before, by job id."""
     split_nodes: bool = True
-    """True if two blocks of a job may share a node: Slurm does not hide the GPUs of one from the other."""
+    """True if two blocks of a job may share a node: Slurm lets each see the other's GPUs."""
     promises: Mapping[int, PromiseRecord] = field(default_factory=dict)
-    """Promise or refusal of each job's deadline, by job id."""
+    """Answer to each job's deadline, promised or refused, by job id."""
     types_given: bool = True
     """True if a job may ask Slurm for another GPU type than at its submission (see `Kinds.given`)."""
     switches: Mapping[int, float] = field(default_factory=dict)
@@ -287,7 +285,7 @@ class Round:
     lives: GuestLives = field(default_factory=GuestLives)
     """Observed run times of guests."""
     growth: Growth = field(default_factory=Growth)
-    """Jobs that give growth back (to pending jobs, or because it is idle), and jobs that must not grow."""
+    """Jobs that give growth back, and jobs that must not grow."""
     quotas: Quotas = field(default_factory=Quotas)
     """Slurm's limits of accounts, QOS and users, with their present use."""
     loses_licenses: bool = False
@@ -349,8 +347,8 @@ class Round:
         return CappedJob.of(one, guests_of(self.settings).get(one.partition), asked, gpus)
 
     def _growth_caps(self, jobs: Mapping[int, JobRules]) -> tuple[Cap, ...]:
-        """Return caps for the jobs that must not grow. The causes are a pending job that waits for room, a preemption
-        of the job's blocks, and idle GPUs."""
+        """Return caps for the jobs that must not grow: because a pending job waits for room, because Slurm preempted
+        blocks of the job, or because its GPUs are idle."""
         stopped: dict[int, list[int]] = {}
         resting: list[Cap] = []
         for job_id, job in jobs.items():
@@ -414,8 +412,8 @@ class Round:
         return sum(nodes[node].gpus if full is None else full for node in self._nodes_of(name) & nodes.keys())
 
     def against_shrinking(self, elastic: Elastic) -> Reason | None:
-        """Return the reason why the job may not give GPUs back now; None if it may. The reasons are those against any
-        resize, except that the dwell time counts only after failed resizes."""
+        """Return the reason why the job may not give GPUs back now; None if it may. The dwell time counts only after
+        failed resizes."""
         job_id = elastic.job.job_id
         untouchable = _untouchable(elastic, self.under_way.get(job_id))
         return untouchable or self._resting(elastic, self.histories.get(job_id), at_once=True)
@@ -469,8 +467,8 @@ class Round:
         return held
 
     def _served(self, elastic: Elastic) -> bool:
-        """Tell whether Slurm is about to preempt guests for this pending job. Then it fits only on GPUs of guests, and
-        has waited for at most `LOOK_S`."""
+        """Tell whether Slurm is about to preempt guests for this pending job: it fits only on GPUs of guests, and has
+        waited for at most `LOOK_S`."""
         job = elastic.job
         fresh = job.pending and self.now - max(job.submit_time, job.eligible_time) <= LOOK_S
         if not (self.settings.guests and fresh and self._lent):
@@ -482,8 +480,8 @@ class Round:
         return free.fits(elastic.shape)
 
     def _ahead(self, elastic: Elastic) -> ReservedNodes:
-        """Return the nodes that the job must not use because a reservation begins there before its time limit. A job
-        that grows by guests may use all nodes, because guests end before a reservation begins."""
+        """Return the nodes with a reservation that begins before the job's time limit. Return none if the job grows by
+        guests, which end before a reservation begins."""
         if hot(elastic) and elastic.partition in self.settings.guests:
             return NOTHING_AHEAD
         joining = next((block for block in elastic.job.blocks if block.pending), elastic.job.first)
@@ -515,8 +513,8 @@ class Round:
         return requeue_dwell_s(history, settings)
 
     def _resting(self, elastic: Elastic, history: JobHistory | None, *, at_once: bool = False) -> Reason | None:
-        """Return the reason why the job may not be resized now; None if it may. Reasons that make it untouchable are
-        not checked. With `at_once` the dwell time counts only after failed resizes."""
+        """Return the reason why the job may not be resized now, apart from reasons in `JobRules.untouchable`; None if
+        it may. With `at_once` the dwell time counts only after failed resizes."""
         job = elastic.job
         if self._served(elastic):
             return reason("guests_leave")
@@ -563,8 +561,8 @@ def _untouchable(elastic: Elastic, under_way: UnderWay | None) -> Reason | None:
 
 
 def _gpus(elastic: Elastic, under_way: UnderWay | None, *, prepared: bool) -> int:
-    """Return the GPUs that the job has now, or those after its open resize if they are more. While new blocks replace
-    old ones, both count."""
+    """Return the GPUs that the job has now, including blocks that are joining, or those after its open resize if they
+    are more."""
     target = under_way.target.gpus if under_way is not None else 0
     if elastic.job.pending:
         return target

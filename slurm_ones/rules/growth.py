@@ -1,21 +1,21 @@
 """Growth that goes back to pending jobs. Growth is all GPUs of a job beyond those that its user asked for.
 
 A pending job may wait for something that growth holds: GPUs, CPUs, memory, a node, a licence, or the limit of its
-account or QOS. Then no job grows in any partition where the pending job could start. Jobs give growth back until the
-pending job has room, the youngest growth first. A job of blocks drops blocks; a plain job goes back to its requested
-size by one requeue.
+account or QOS. Then no job grows in any partition where the pending job could start. Jobs give growth back, the
+youngest growth first, until the pending job has room. A job of blocks drops blocks; a plain job goes back to its
+requested size by one requeue.
 
 If free resources and all growth together do not suffice for a pending job, no growth is given back for it. During a
-requeue all GPUs of a plain job are free for a moment, and Slurm may start such a pending job on them. A plain job that
-could lose requested GPUs in this way gives nothing back. The next tick decides again, from what Slurm shows then.
+requeue, Slurm may start such a job on any GPUs of the requeued one. So a plain job that could lose requested GPUs gives
+nothing back. The next tick decides again.
 
-Guests (blocks in a queue that Slurm preempts, `[guests]`) count as free and may grow, since Slurm preempts them by
-itself. If a pending job has waited for long, Slurm evidently does not preempt them for it. Then guests are given back,
-and do not grow on its nodes, if that suffices to start the pending job.
+Guests (blocks in a queue that Slurm preempts, `[guests]`) count as free and may grow, since Slurm preempts them itself.
+If a pending job has waited for long, Slurm evidently does not preempt them for it. Then guests are given back too, and
+do not grow on its nodes, if that lets it start.
 
 A pending elastic job gets no growth back, since its policy decides about it. The use of an account's or QOS's limit is
-not known exactly. So growth under this limit is given back until it covers the pending job's request, or until there is
-none left.
+not known exactly. So growth under this limit is given back until it covers the pending job's request, or until none is
+left.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ from slurm_ones.slurm.fields import ANY_OF
 from slurm_ones.slurm.model import Node, Quota, SlurmJob
 
 MOST = 50
-"""Largest number of pending jobs for which growth is given back in one tick; the first in Slurm's order are chosen."""
+"""Number of pending jobs, the first in Slurm's order, for which growth is given back in one tick."""
 _ROOM = re.compile(r"$|None$|Resources|Priority|Reservation$|ReqNodeNotAvail(?!.*maintenance)|Nodes.required")
-"""Pattern of Slurm's reasons for a job that waits for room. Growth cannot be the cause of other reasons: a hold, a
+"""Pattern of Slurm's reasons for a job that waits for room, and so may be helped by growth. Other reasons are a hold, a
 dependency, a begin time, a user's own limit, missing hardware."""
 _LIMIT = re.compile(r"(AssocGrp)|(QOSGrp|Max\w+PerAccount)|(Licenses)")
 _SHARED = {1: "account", 2: "qos", 3: "licenses"}
@@ -59,11 +59,10 @@ class WaitingJob:
 
     job: SlurmJob
     on: Sequence[Mapping[str, Resources]] = ()
-    """Nodes on which the job can start, each with the resources that it takes there; one mapping for each of its
+    """Nodes on which the job can start, with the resources that it takes on each; one mapping for each of its
     partitions."""
     shared: str = ""
-    """Field whose value names the limit that the job waits for: account, qos or licenses; empty if the job waits for
-    room."""
+    """Field of the job that names its limit (account, qos or licenses); empty if the job waits for room."""
     unserved: bool = True
     """True if Slurm does not preempt guests for the job, because it waits for a limit, or has waited for long."""
     limits: Collection[str] = ()
@@ -80,8 +79,7 @@ class WaitingJob:
         return f"{Shape(self.job.nodes, gpus)} GPUs" if gpus else "CPUs or memory"
 
     def shares(self, job: SlurmJob) -> bool:
-        """Tell whether growth of `job` may use a part of the limit. A limit on the number of jobs is used only by
-        blocks, which are array tasks."""
+        """Tell whether growth of `job` may use a part of the limit. Only blocks use a limit on the number of jobs."""
         if "Jobs" in self.job.reason and not job.array_id:
             return False
         if self.shared == "licenses":
@@ -117,8 +115,8 @@ class Piece(NamedTuple):
         return sum(one.gpus for one in self.held.values()) - self.keeps.gpus
 
     def kept(self, wanted: Mapping[str, int]) -> list[str]:
-        """Return the nodes that a plain job keeps: first nodes that `wanted` does not name, then those of lowest rank
-        in it. `wanted` ranks the nodes that the pending job needs."""
+        """Return the nodes that a plain job keeps: those of lowest rank in `wanted`, which ranks the nodes that the
+        pending job needs. A node without a rank is kept first."""
         return sorted(self.held, key=lambda name: (wanted.get(name, 0), name))[: self.keeps.nodes]
 
     def gives(self, wanted: Mapping[str, int]) -> Iterator[tuple[str, Resources]]:
@@ -177,32 +175,32 @@ def with_growth(round_: Round) -> Round:
 
 
 class _Returns:
-    """State of a tick while pending jobs are served in order: free resources, and the pieces given back so far."""
+    """State of a tick in which pending jobs get growth back in order: free resources, and growth given back so far."""
 
     def __init__(self, round_: Round) -> None:
         self._coming = _coming(round_)
-        """Pieces that will become free anyway, without a further resize."""
+        """Pieces that become free without a further resize."""
         self._free = _free(round_, self._coming)
         self._limits = Counter(round_.seen.snapshot.licenses)
-        """Amount that is known to remain of each limit."""
+        """Remaining amount of each limit, as far as it is known."""
         self._site = cache(lambda name: _site(round_, name))
         self._grown = _grown(round_, self._site) if round_.settings.resize.shrink else {}
         pieces = (piece for one in self._grown.values() for piece in one.pieces)
         self._pieces = sorted(pieces, key=lambda piece: (not piece.guest, -piece.part.start_time, -piece.part.job_id))
-        """Pieces that have not been given back: guests first, and within each group the youngest first."""
+        """Pieces that have not been given back: guests first, then all other pieces; the youngest first in both."""
         self._gone: dict[int, list[tuple[Piece, list[str]]]] = {}
         """Pieces that each job gives back, by job id, each with the nodes on which the job keeps GPUs."""
         self._first: dict[int, WaitingJob] = {}
-        """First pending job for which each job gives growth back, by id of the giving job. A job that gives growth back
-        only because it is idle has none."""
+        """First pending job for which each job gives growth back, by id of the giving job. No entry for a job that is
+        only idle."""
         self._unused = round_.unused
         self._idle = round_.seen.idle
         ended = max((one.last_resize_end or 0.0 for one in round_.histories.values()), default=0.0)
         self._settled = not round_.under_way and round_.now - ended > LOOK_S
         self._taken: list[tuple[str, Resources]] = []
-        """Pairs of a node and the resources that a served job takes there, in the order of serving."""
+        """Nodes and resources that the pending jobs served so far will take, in order."""
         self._not_served: list[tuple[WaitingJob, int]] = []
-        """Pending jobs that cannot be served, each with the length of `_taken` at that time."""
+        """Pending jobs that cannot start even with all growth, each with the length of `_taken` at that time."""
 
     def give_idle_back(self, idle: Collection[int]) -> None:
         """Give back all growth of idle jobs."""
@@ -279,8 +277,7 @@ class _Returns:
 
     def _go(self, one: WaitingJob | None, piece: Piece, wanted: Mapping[str, int]) -> None:
         """Give the piece back for the pending job `one`, or because the piece's own job is idle (`one` is None). A
-        guest is only counted as free, because Slurm preempts it by itself. Guests are given back too if `one` is
-        `unserved`, or None."""
+        guest that Slurm will preempt for `one` is only counted as free."""
         if one is None or one.unserved or not piece.guest:
             self._gone.setdefault(piece.job_id, []).append((piece, piece.kept(wanted)))
             if one is not None:
@@ -291,7 +288,7 @@ class _Returns:
                 self._free[name] = self._free[name].plus(given)
 
     def given_back(self) -> dict[int, GivenBack]:
-        """Return the new size of each job that gives growth back. A job that could not train at this size gives back
+        """Return the new size of each job that gives growth back. If a job cannot train at this size, it gives back
         more."""
         found = {}
         for job_id, grown in self._grown.items():
@@ -305,8 +302,8 @@ class _Returns:
         return found
 
     def _loses_base(self, job_id: int) -> bool:
-        """Tell whether this plain job could lose GPUs that its user asked for. During its requeue all its GPUs are
-        free, and a pending job that could not be served otherwise might take them."""
+        """Tell whether this plain job could lose GPUs that its user asked for: during its requeue a pending job of
+        `_not_served` might take them."""
         free = dict(self._free)
         for piece, nodes in self._gone[job_id]:
             for name, given in piece.gives({name: name not in nodes for name in piece.held}):
@@ -375,8 +372,7 @@ def _counts(job: SlurmJob, round_: Round) -> bool:
 
 
 def _wants(job: SlurmJob, round_: Round, places: Callable[[_Want], Mapping[str, Resources]]) -> WaitingJob | None:
-    """Return the pending job with the resources or the limit that it waits for; None for a job that could never
-    start."""
+    """Return the pending job with the resources or the limit that it waits for; None if it could never start."""
     if limit := _LIMIT.match(job.reason):
         shared = _SHARED[limit.lastindex or 0]
         if shared == "licenses":
@@ -430,8 +426,7 @@ class _Want(NamedTuple):
 
 
 def _places(want: _Want, round_: Round) -> dict[str, Resources]:
-    """Return the nodes on which a job with this request could start if they were empty, each with the resources that it
-    takes there."""
+    """Return the nodes on which such a job could start if they were empty, with the resources that it takes on each."""
     snapshot, (_, whole, each, kind, reservation) = round_.seen.snapshot, want
     own = reservation.split(",")
     reserved = {name for one in snapshot.reservations if one.name in own for name in one.node_names}
@@ -497,7 +492,7 @@ def _piece(one: Elastic, part: SlurmJob, keeps: Shape = PARKED) -> Piece:
 
 
 def _grown(round_: Round, site: Callable[[str], ClusterView]) -> dict[int, Grown]:
-    """Return by job id the running jobs that have more GPUs than their users asked for and may give them back now."""
+    """Return, by job id, the running jobs with growth that they may give back now."""
     found = {}
     for job_id, one in round_.seen.elastic.items():
         history = round_.histories.get(job_id)
@@ -519,8 +514,8 @@ def _site(round_: Round, name: str) -> ClusterView:
 
 
 def _blocks(one: Elastic, history: JobHistory, blocks: Sequence[RunningBlock]) -> tuple[Piece, ...]:
-    """Return the blocks that are growth, the youngest first. The leader and the oldest blocks make up the user's
-    request."""
+    """Return the blocks that are growth, the youngest first: all beyond the leader and the oldest blocks that make up
+    the request."""
     before, asked = accumulate((block.shape.gpus for block in blocks), initial=0), history.job.requested_shape.gpus
     growth = [one.job.tasks[block.task] for block, gpus in zip(blocks, before, strict=False) if gpus >= asked]
     return tuple(_piece(one, job)._replace(guest=one.job.is_guest(job)) for job in reversed(growth))

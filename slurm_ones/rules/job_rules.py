@@ -1,19 +1,19 @@
 """Rules for one job: sizes of its training strategy, kinds of GPU that it accepts, dwell times, and its next start.
 
-A job itself reports the limits of its strategy (`ones_wrapper.protocol.limits`). They only exclude sizes. They never
-add one that the owner or the cluster does not allow.
+A job itself reports the limits of its strategy (`ones_wrapper.protocol.limits`). They only exclude sizes that the owner
+and the cluster allow.
 
 The kinds of GPU are Slurm's types (`gres/gpu:a100`). A job whose comment names kinds (`kinds=a100,v100`, or
-`kinds=any`) may have any of these, and change from one to another. Every other job keeps the kind that it asked sbatch
-for. If it asked for none, it stays on the kind that Slurm chose.
+`kinds=any`) may have any of these, and change between them. Every other job keeps the kind that it asked sbatch for. If
+it asked for none, it stays on the kind that Slurm chose.
 
-A job is not resized during the dwell time after a resize, after too many resizes, or near its end. These rules limit
-how often a policy may change its mind: a job trains for a multiple of the time for which resizes pause it. (The policy
-itself decides whether a change pays.) Dwell times follow from the measured pauses, unless the site sets them.
+A job is not resized during the dwell time after a resize, after too many resizes, or near its end. Dwell times follow
+from the measured pauses, unless the site sets them. So a job trains for a multiple of the time for which resizes pause
+it.
 
 A job is not requeued if it could not start again. A requeue restarts the job's time limit, and Slurm starts no job
-whose time limit reaches into a reservation of its nodes. So a requeued job may find no node, although it found one at
-its first start. Partitions may close, and some releases of Slurm lose the licences of a requeued job.
+whose time limit reaches into a reservation of its nodes. Partitions may close, and some releases of Slurm lose the
+licences of a requeued job.
 """
 
 from __future__ import annotations
@@ -41,10 +41,9 @@ from slurm_ones.slurm.model import SlurmJob, Snapshot, kind_of, partition_gpus
 from slurm_ones.text import counts
 
 ANY_BATCH = 2**31
-"""Upper bound on the batch per GPU, in samples. A larger one that a job reports is not believed; a job that reports
-none gets this one."""
+"""Upper bound on the batch per GPU, in samples, for jobs that report none or a larger one."""
 ANY_GPUS = 2**20
-"""Upper bound on a number of GPUs; a larger one that a job reports is not believed."""
+"""Upper bound on the number of GPUs that a job may report; a larger one is ignored."""
 
 
 def size_rules(spec: Spec | None, node_gpus: int) -> tuple[SizeRule, ...]:
@@ -56,8 +55,8 @@ def size_rules(spec: Spec | None, node_gpus: int) -> tuple[SizeRule, ...]:
 
 
 def _rule(spec: Spec, limits: StrategyLimits, row: SizeLimits, node_gpus: int) -> SizeRule:
-    """Return the rule at one size. The largest global batch follows from the local batch that the script allows and the
-    memory holds; it is 0 if the memory holds no sample."""
+    """Return the rule at one size. Its largest global batch follows from the local batch that the script allows and
+    that the GPU's memory holds. It is 0 if not even one sample fits."""
     if row.gpus > ANY_GPUS or row.quantum > ANY_BATCH:
         return SizeRule(row.gpus, row.replicas, 0)
     fits = row.most_local(limits.memory_bytes)
@@ -74,7 +73,7 @@ def breaks(
     """Return the reason why the job's strategy cannot train at this shape and global batch; None if it can.
 
     If `new_batch` is None, the job keeps `old_batch`. Without `node_gpus`, the nodes of the shape are assumed to be
-    full. The job may report other limits later, so callers check again before and during a resize.
+    full. Callers check again before and during a resize, because the job may report new limits.
     """
     limits = spec.limits if spec is not None else None
     if limits is None or shape == PARKED:
@@ -105,15 +104,15 @@ def breaks(
 
 
 def parts(rule: SizeRule, blocks: Sequence[Shape]) -> bool:
-    """Tell whether blocks of these shapes separate ranks that must share a node. Ranks are numbered block by block, so
-    each node of a block must hold whole groups of `rule.together` ranks."""
+    """Tell whether a division into blocks of these shapes separates ranks that must share a node (`rule.together` at a
+    time)."""
     if len(blocks) == 1:
         return not rule.fits(blocks[0])
     return any(block.gpus_per_node % rule.together for block in blocks)
 
 
 def too_soon(history: JobHistory | None) -> Reason | None:
-    """Return a reason if the job's strategy needs more steps at its present size before the next resize; None if
+    """Return the reason why the job's strategy needs more steps at this size before the next resize; None if it does
     not."""
     limits = history.spec.limits if history is not None and history.spec is not None else None
     if history is None or limits is None or history.steps_since_change is None:
@@ -165,8 +164,8 @@ class Kinds:
         return (own,) if own in self.every else self.every
 
     def asked(self, elastic: Elastic, got: Allocation) -> str:
-        """Return the kind to request from Slurm, so that the job gets the kind of its allocation. The job's own request
-        stays if the allocation names no kind, or if the job may not change its kind."""
+        """Return the kind to request from Slurm for this allocation. The job's own request stays if the allocation
+        names no kind, or if the job may not change its kind."""
         asks, held = elastic.job.first.kind, self.held(elastic)
         if not got.kind or len(self.every) < 2:
             return asks
@@ -180,11 +179,11 @@ class Kinds:
 
 HOUR_S = 3600.0
 SURE = 0.9
-"""Probability from which a job's end within the given time counts as near."""
+"""Probability from which a job counts as near its end: it ends within the given time with at least this probability."""
 
 MOST_DOUBLINGS = 6
 AGAIN_S = 5.0
-"""Lower bound, in seconds, on a dwell time that is doubled after a failure; a dwell time of 0 stays 0."""
+"""Seconds to which a shorter dwell time is raised before failures double it; a dwell time of 0 stays 0."""
 WORTH = 20.0
 """Dwell time between two changes of a job's blocks, as a multiple of the pause of one change."""
 PACK_S = 120.0
@@ -197,8 +196,8 @@ ENDS = 2.0
 CHECKPOINT_S = 600.0
 """Seconds between two periodic checkpoints of a job (the wrapper's first interval)."""
 LONGEST_S = 1800.0
-"""Longest dwell time, in seconds, that is derived from pauses. Jobs report their pauses, and a job gives up no GPUs
-during its dwell time. So false reports must not make it longer."""
+"""Longest dwell time, in seconds, that is derived from reported pauses. A job gives up no GPUs during its dwell time,
+so false reports must not make it longer."""
 
 
 def requeue_s(history: JobHistory | None) -> float:
@@ -224,25 +223,24 @@ def switch_dwell_s(switch_s: float, settings: ResizeSettings) -> float:
 
 
 def pack_dwell_s(dwell_s: float, in_vain: int = 0) -> float:
-    """Return the time, in seconds, before a job of blocks moves to fewer nodes at the same size. During the move it
-    holds the old and the new GPUs. Each move in a row that saved no node (`in_vain`) doubles this time, up to 64
-    times."""
+    """Return the time, in seconds, before a job of blocks moves to fewer nodes at the same size. Each move in a row
+    that saved no node (`in_vain`) doubles this time, up to 64 times."""
     return max(dwell_s, PACK_S) * 2.0 ** min(in_vain, MOST_DOUBLINGS)
 
 
 def switch_near_end_s(view: JobView, settings: ResizeSettings, limits: LimitSettings) -> float:
-    """Return the remaining time, in seconds, below which the job's blocks are no longer changed. New blocks would take
-    that long to join. (With more time left, the policy decides whether a change pays.)"""
+    """Return the remaining time, in seconds, below which the job's blocks are no longer changed: new blocks take that
+    long to join."""
     most = math.inf if limits.near_end_s is None else limits.near_end_s
     return min(most, settings.blocks_wait_s, view.prepare_s + view.resize_s)
 
 
 def rested_at(job: WholeJob, history: JobHistory | None, dwell_s: float) -> float:
     """Return the Unix time from which the job may be resized. The dwell time begins at its last resize and, for a plain
-    job, also at its start. (The start of a job of blocks interrupts no training.)
+    job, also at its start.
 
-    Each failed resize in a row doubles the dwell time, up to 64 times: Slurm would mostly refuse again, and each
-    attempt costs a restart. A pending job without failures may be resized at once.
+    Each failed resize in a row doubles the dwell time, up to 64 times. A pending job without failures may be resized at
+    once.
     """
     failures = history.failures if history is not None else 0
     last = (history.last_resize_end if history is not None else None) or 0.0
@@ -257,9 +255,8 @@ def grows_at(preempted: Sequence[float], rest_s: float) -> float:
     """Return the Unix time from which a job may grow again after Slurm preempted some of its blocks; 0 if it may at any
     time.
 
-    `preempted` are the times of the preemptions, ascending. Each starts a rest of `rest_s` seconds. If a preemption
-    comes soon after a rest, within the length of that rest, the next rest is twice as long. A preemption during a rest
-    starts this rest again.
+    `preempted` are the times of the preemptions, ascending. Each starts a rest of `rest_s` seconds, or restarts the
+    present one. After a preemption that follows a rest within that rest's length, the new rest is twice as long.
     """
     until = wait_s = 0.0
     for at in preempted:
@@ -272,16 +269,17 @@ def grows_at(preempted: Sequence[float], rest_s: float) -> float:
 
 
 def loss_s(known: JobModel, grace_s: float) -> float:
-    """Return the seconds of training that a job of blocks loses when a guest is preempted: the pause of a change in
-    which blocks leave. If each change restarts from a checkpoint, this is the pause of a restart. If the grace time is
-    too short for a new checkpoint, the expected work since the last one is added."""
+    """Return the seconds of training that a job of blocks loses when a guest is preempted. This is the pause in which
+    blocks leave, or of a restart if each change restarts from a checkpoint. If the grace time is too short for a new
+    checkpoint, the expected work since the last one is added."""
     if known.shrink_s is not None:
         return known.shrink_s
     return known.resize_s + (CHECKPOINT_S / 2 if known.resize_s > grace_s else 0.0)
 
 
 def resized_enough(job: WholeJob, history: JobHistory | None, limits: LimitSettings, now: float) -> Reason | None:
-    """Return a reason if resizes have interrupted the running job as often as the site allows; None if not."""
+    """Return the reason why the running job is not resized: resizes have interrupted it as often as the site allows.
+    None if not."""
     if history is None or not job.running:
         return None
     most, hourly = limits.resizes_per_job, limits.resizes_per_hour
@@ -302,11 +300,8 @@ def near_limit(job: SlurmJob, limits: LimitSettings, now: float) -> Reason | Non
 
 
 def near_end(jobs: Sequence[tuple[JobView, float]]) -> list[Reason | None]:
-    """Return one entry for each pair of a job and a number of seconds. It is a reason if the job, at its present size,
-    almost surely ends within this time. Otherwise, and for a pending job, it is None.
-
-    All jobs are predicted in one call. Separate calls were slower: they made up a third of the time of a decision.
-    """
+    """Return for each pair of a job and a number of seconds the reason that the job almost surely ends within this
+    time. It is None if the job does not, and for a pending job."""
     runs = [j for j, (view, within_s) in enumerate(jobs) if view.shape is not None and view.dataset and within_s]
     views = [jobs[j][0] for j in runs]
     shapes = [view.shape for view in views if view.shape is not None]
@@ -324,11 +319,11 @@ START_S = 60.0
 """Seconds from a decision to the start of the job's next run: a checkpoint, the requeue, and Slurm's next
 scheduling."""
 LOSES_LICENSES = (25, 5, 0), (25, 11, 7)
-"""First release of Slurm that forgets the licences of a requeued job, and first later one that keeps them."""
+"""First release of Slurm that loses the licences of a requeued job, and the next release that keeps them."""
 
 
 class ReservedNodes(NamedTuple):
-    """Nodes whose reservation begins before a run of the job that starts now reaches its time limit."""
+    """Nodes with a reservation that begins before the time limit of a run started now."""
 
     nodes: frozenset[str] = frozenset()
     reason: Reason | None = None
@@ -339,8 +334,8 @@ NOTHING_AHEAD = ReservedNodes()
 
 
 def ahead_of(job: SlurmJob, snapshot: Snapshot, now: float) -> ReservedNodes:
-    """Return the nodes of the job's partition whose reservation for others begins before a run that starts now reaches
-    its time limit."""
+    """Return the nodes of the job's partition with a reservation for others that begins before the time limit of a run
+    started now."""
     part = snapshot.partitions.get(job.partition)
     if part is None:
         return NOTHING_AHEAD
@@ -359,9 +354,9 @@ def ahead_of(job: SlurmJob, snapshot: Snapshot, now: float) -> ReservedNodes:
 def reserved_ahead(
     job: SlurmJob, shape: Shape, snapshot: Snapshot, whole_node_gpus: Mapping[str, int], now: float
 ) -> Reason | None:
-    """Return the reason why a running job could not start again at this shape, on its own nodes and free ones. Its
-    partition is closed, or too few nodes are left without a reservation before its time limit. None if it could start,
-    or if something else prevents it."""
+    """Return the reason why a running job could not start again at this shape on its own and free nodes: its partition
+    is closed, or reservations before its time limit leave too few nodes. None if it could, or if something else
+    prevents it."""
     ahead, part = ahead_of(job, snapshot, now), snapshot.partitions.get(job.partition)
     if part is not None and part.closed:
         return reason("partition_closed", partition=part.name)

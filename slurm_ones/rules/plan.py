@@ -1,7 +1,7 @@
-"""Planning: the resizes of a schedule that begin now.
+"""Planning: which resizes of a schedule begin now.
 
-Planning changes nothing. Each job that the schedule would change gets an outcome: that its resize begins, or the reason
-why it does not begin now.
+Each job that the schedule would change gets an outcome: that its resize begins, or why not now. Planning carries
+nothing out.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from slurm_ones.text import resized
 
 @dataclass(frozen=True)
 class PlannedChange:
-    """A planned change of one job. The job is stopped if the new shape is `PARKED`. If `resizes` is False, only its
-    batch changes, by an order."""
+    """Planned change of one job. The job is stopped if the new shape is `PARKED`. If `resizes` is False, an order
+    changes only its batch."""
 
     elastic: Elastic
     old: Shape
@@ -58,8 +58,7 @@ class PlannedChange:
 
     @property
     def resizes(self) -> bool:
-        """True if the job's shape or kind of GPU changes, and not only its batch. For a job of blocks: if any block
-        joins or leaves."""
+        """True if the job's shape or kind of GPU changes, or a block joins or leaves; False if only the batch does."""
         if self.mechanism == BLOCKS:
             return bool(self.moves)
         return self.old != self.new or self.old_kind != self.new_kind
@@ -90,13 +89,12 @@ class ResizePlan:
     deferred: frozenset[int] = frozenset()
     """Ids of waiting jobs that must not start now."""
     queued: frozenset[int] = frozenset()
-    """Ids of waiting jobs whose resize waits because too many others are open. If such a job is deferred, it stays
-    deferred until its resize begins."""
+    """Ids of waiting jobs whose resize waits because too many resizes are open. A deferred one stays deferred until its
+    resize begins."""
 
 
 class GpuPool:
-    """Free GPUs of a partition while a plan distributes them. GPUs of blocks that leave become free only later, and are
-    kept for waiting jobs."""
+    """Free GPUs of a partition while a plan distributes them."""
 
     def __init__(self, rules: PartitionRules) -> None:
         self.free = rules.free.trial()
@@ -109,8 +107,8 @@ class GpuPool:
                 self.leave(job, job.under_way.moves)
 
     def leave(self, job: JobRules, moves: Moves | None) -> None:
-        """Count the GPUs that become free when blocks leave. Without `moves` the job is requeued, and it is unknown
-        which GPUs become free."""
+        """Count the GPUs that become free when blocks leave. `moves` is None for a requeue, which frees an unknown
+        number."""
         self._known = self._known and bool(moves)
         for block in job.blocks:
             if moves and block.task in moves.dropped:
@@ -122,11 +120,9 @@ class GpuPool:
         return self.free.take(shape, only=self._kinds.nodes(kind))
 
     def set_aside(self, waiting: Sequence[WaitingStart]) -> set[int]:
-        """Keep GPUs, free now or soon, for jobs that are about to start: first for those that earlier ticks reshaped,
-        then for `waiting`. Return the ids of the jobs for which too few GPUs remain.
-
-        If a requeue is open, return no ids, since it is unknown which GPUs the requeue frees.
-        """
+        """Keep GPUs, free now or soon, for jobs that are about to start: first for jobs that earlier ticks reshaped,
+        then for `waiting`. Return the ids of those that find too few GPUs; no ids if a requeue is open, which may free
+        enough."""
         after = self.free.trial()
         after.give(self._given)
         without = {
@@ -182,7 +178,7 @@ class _Planner:
         self._open = rules.open.copy()
         waiting = [change for change in changes if change.elastic.job.pending and not jobs[change.job_id].under_way]
         self._reserved = {change.job_id for change in waiting if self._is_reserved(change, jobs[change.job_id])}
-        """Waiting jobs that have room now only on nodes of a later reservation (see `ReservedNodes`)."""
+        """Waiting jobs that have room now only on nodes with a coming reservation (see `ReservedNodes`)."""
         may_start = (change for change in waiting if change.job_id not in self._reserved)
         starts = sorted(WaitingStart(change.job_id, change.new, change.new_kind) for change in may_start)
         self._later = [start for start in starts if not self._room.take(start.shape, start.kind)]
@@ -233,8 +229,8 @@ class _Planner:
         return reason("max_open", resizes=most) if self._open[mechanism] >= most else None
 
     def _without_room(self, change: PlannedChange, job: JobRules) -> Reason | None:
-        """Return a reason if there is no room for the change, else None. If there is room for a running job that is
-        requeued, its new shape is taken from the free GPUs."""
+        """Return a reason if there is no room for the change, else None. For a running job that is requeued, also take
+        its new shape from the free GPUs."""
         if change.mechanism == BLOCKS:
             return reason("no_moves", gpus=change.new.gpus) if change.moves is None else None
         if change.job_id in self._reserved or (job.elastic.job.running and self._is_reserved(change, job)):
@@ -247,7 +243,7 @@ class _Planner:
         return reason("gpus_not_free", shape=str(change.new)) if none else None
 
     def _is_reserved(self, change: PlannedChange, job: JobRules) -> bool:
-        """Tell whether the change has room now only on nodes of a later reservation (see `ReservedNodes`)."""
+        """Tell whether the change has room now only on nodes with a coming reservation (see `ReservedNodes`)."""
         if not job.ahead.nodes or (job.elastic.job.pending and _gained(change) <= 0):
             return False
         kind, own = change.new_kind, _own(change, self._rules)
@@ -268,12 +264,11 @@ class _Planner:
         self._use.count_at_least(change.job_id, max(change.new.gpus, _at_once(change)))
 
     def let_wait_small(self, schedule: Schedule) -> None:
-        """Let each waiting job of blocks to which the schedule gives nothing ask for its smallest size, if its present
-        shape finds no room.
+        """Let waiting jobs of blocks without an allocation ask for their smallest size, if their present shape finds no
+        room.
 
-        Then the first GPUs that become free start it, and blocks that join later can leave again. A job that started as
-        one large block could not shrink while no GPU is free. Nothing is done if other jobs wait for room: free GPUs
-        are theirs.
+        The first GPUs that become free then start such a job, and it grows by blocks, which can leave again. Nothing is
+        done if other jobs wait for room.
         """
         rules = self._rules
         for id_, job in rules.jobs.items() if not rules.contested else ():
@@ -290,8 +285,8 @@ class _Planner:
 
 
 def _least(job: JobRules, rules: PartitionRules) -> Shape | None:
-    """Return the smallest shape on one node that the job may have. Return None if there is none, or if the job has a
-    training strategy."""
+    """Return the smallest shape on one node that the job may have; None without one, or if the job has a training
+    strategy."""
     low, spec = job.elastic.gpu_range[0], job.spec
     if spec is not None and spec.limits is not None:
         return None
@@ -301,9 +296,8 @@ def _least(job: JobRules, rules: PartitionRules) -> Shape | None:
 
 
 def _turn(change: PlannedChange, schedule: Schedule) -> tuple[float, ...]:
-    """Return the key by which changes are sorted. Shrinks and stops come first, since they free GPUs for growth and
-    starts. Of jobs that grow by guests, the one with the largest gain comes first, since Slurm preempts the youngest
-    guests first."""
+    """Return the key by which changes are sorted: shrinks and stops first, since they free GPUs, then by gain of
+    goodput, the largest first."""
     gained = max(_gained(change), 0) if change.elastic.job.pending else _gained(change)
     return min(gained, 1), -schedule.gains.get(change.job_id, 0.0), gained, change.job_id
 
@@ -314,7 +308,7 @@ def _open_nodes(job: JobRules, rules: PartitionRules, kind: str) -> frozenset[st
 
 
 def _own(change: PlannedChange, rules: PartitionRules) -> dict[str, int]:
-    """Return the job's GPUs on each of its nodes, without nodes on which it could not start again."""
+    """Return the job's GPUs on each of its nodes, without draining nodes, on which it could not start again."""
     return {name: gpus for name, gpus in change.elastic.holdings.items() if name not in rules.draining}
 
 
@@ -331,7 +325,7 @@ def _with_moves(
     pack: bool = False,
     apart: bool = False,
 ) -> PlannedChange:
-    """Return the change with its `moves`: the blocks that join and leave, or None if there are no such blocks now."""
+    """Return the change with its `moves`, the blocks that join and leave; None if it cannot be made by blocks now."""
     running = sorted(block.task for block in job.blocks)
     change = replace(change, blocks=tuple(train_together(job.elastic, job.history) or running))
     if change.parks or job.fixed is not None:
@@ -441,8 +435,8 @@ class PartitionPlan:
 def plans(
     round_: Round, decide: Callable[[Round, PartitionRules], PartitionSchedule], *, begins: bool = True
 ) -> list[PartitionPlan]:
-    """Decide and plan each partition in turn. `begins` tells whether the plans will be carried out. If so, resizes
-    planned in one partition count as open in the next."""
+    """Decide and plan each partition in turn. If the plans will be carried out (`begins`), resizes planned in one
+    partition count as open in the next."""
     found = []
     round_ = with_growth(round_)
     for partition in round_.partitions:

@@ -1,9 +1,9 @@
 """Slurm's limits of accounts, QOS, users and jobs (GrpTRES, MaxTRESPU, MaxTRESPA, MaxTRESPJ), as caps on growth.
 
-A job that would exceed such a quota waits with a reason like Assoc… or QOS…. It waits even if GPUs are idle, and even
-if it has just given up its old GPUs. Quotas are read every few minutes. Between two readings their use is computed from
-the jobs that start and end. A job that grows is assumed to take as many CPUs and as much memory per GPU as now. Its
-licences do not grow.
+A job that would exceed such a quota waits with a reason like Assoc… or QOS…, even if GPUs are idle. So does a requeued
+job, which has given up its old GPUs. Quotas are read every few minutes; between readings their use is computed from the
+jobs that start and end. A growing job is assumed to take as many CPUs and as much memory per GPU as now, and no further
+licences.
 """
 
 from __future__ import annotations
@@ -24,24 +24,23 @@ READ_S = 600.0
 _WORDS = {"cpu": "CPUs", "mem": "MB of memory", "node": "nodes"}
 
 Holder = tuple[str, str, str, str, str]
-"""Identity of a quota: resource, QOS, account, user, partition. "" stands for any."""
+"""Key of a quota: resource, QOS, account, user, partition. "" stands for any."""
 
 
 @dataclass(frozen=True)
 class QuotaReading:
-    """Quotas as Slurm showed them, and the part of each that observed jobs used at that time."""
+    """Quotas as Slurm showed them, and how much of each the observed jobs used then."""
 
     quotas: Quotas = field(default_factory=Quotas)
     held: Mapping[Holder, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, quotas: Quotas, seen: Observation) -> QuotaReading:
-        """Return a reading with these quotas, and the part of each that the observed jobs use."""
+        """Return a reading with these quotas and their use by the observed jobs."""
         return cls(quotas, _held(quotas, seen))
 
     def now(self, seen: Observation) -> Quotas:
-        """Return the quotas with their present use. The use by observed jobs is exact; the use by all others is as last
-        read."""
+        """Return the quotas with their present use: exact for observed jobs, as last read for all others."""
         if not self.quotas.all:
             return self.quotas
         held = _held(self.quotas, seen)
@@ -55,8 +54,8 @@ class QuotaReading:
 def quota_caps(
     here: Mapping[int, CappedJob], there: Iterable[CappedJob], quotas: Quotas, snapshot: Snapshot
 ) -> tuple[Cap, ...]:
-    """Return the caps on the jobs `here` in a partition. Jobs `there` are in other partitions; GPUs that they are about
-    to add count as used."""
+    """Return the caps that quotas set on the jobs `here` in a partition. Jobs `there` are in other partitions; GPUs
+    that they are about to add count as used."""
     caps: list[Cap] = []
     for job_id, one in here.items():
         part = snapshot.partitions.get(one.elastic.partition)
@@ -81,8 +80,8 @@ def quota_caps(
 
 
 def _shared(quota: Quota, needs: Mapping[int, float], jobs: Mapping[int, CappedJob], about: int) -> Cap:
-    """Return the cap that follows from the remainder of a quota. Every further GPU is assumed to take as much of the
-    resource as a GPU of the job that takes most."""
+    """Return the cap that follows from the unused part of a quota. Each further GPU is assumed to need as much as the
+    GPUs of the job that needs most per GPU (`needs`)."""
     left = max(quota.most - quota.used - about, 0)
     now = sum(_gpus_now(jobs[job_id].elastic) for job_id in needs)
     return Cap(now + int(left / max(needs.values()) + 1e-9), frozenset(needs), _words(quota), strict=True)
@@ -120,8 +119,7 @@ def _with_each_gpu(elastic: Elastic, resource: str) -> float:
 
 
 def amount_of(job: SlurmJob, resource: str) -> int:
-    """Return the amount of the resource that the job has or asks for; 0 for a resource that does not grow with its
-    GPUs."""
+    """Return the amount of the resource that the job has or asks for; 0 for a resource that does not depend on GPUs."""
     if resource.startswith("gres/gpu"):
         _, _, kind = resource.partition(":")
         return job.gpus if kind in ("", job.kind) else 0
@@ -162,7 +160,7 @@ def _held(quotas: Quotas, seen: Observation) -> Counter[Holder]:
 def _whose(
     job: SlurmJob, partition_qos: str, above: Collection[str], association: str
 ) -> Sequence[tuple[str, str, str, str]]:
-    """Return QOS, account, user and partition of each quota that the job's use counts towards."""
+    """Return QOS, account, user and partition of each quota that counts this job."""
     own = [("", account, "", "") for account in (job.account, *above)]
     own.append(("", job.account, job.user, association))
     for qos in {job.qos, partition_qos} - {""}:

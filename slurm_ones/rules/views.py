@@ -37,7 +37,7 @@ from slurm_ones.slurm.model import Partition
 from slurm_ones.text import counts
 
 SAME_S = 1.0
-"""Seconds by which two deadlines may differ and still count as the same."""
+"""Largest difference, in seconds, between two deadlines that count as the same."""
 
 
 def decide_within(
@@ -49,11 +49,8 @@ def decide_within(
     now: float,
     rng: np.random.Generator,
 ) -> Schedule:
-    """Return the policy's schedule cut to the caps. It is unchanged if no cap binds. `sizes` maps job ids to the GPUs
-    that owners set by hand (`size=`).
-
-    The function is pure, like the policy. `Schedule.refused` has the jobs that got less because of a limit.
-    """
+    """Return the policy's schedule cut to the caps, without side effects. `sizes` maps job ids to the GPUs that owners
+    set by hand (`size=`). `Schedule.refused` names the jobs that got less because of a limit."""
     within = narrowed(jobs, caps)
     views = with_sizes(cluster, within, sizes, caps)
     schedule = capped(cluster, views, policy.decide(cluster, views, now, rng), caps)
@@ -65,8 +62,7 @@ def decide_within(
 
 
 def _explained(schedule: Schedule, jobs: Sequence[JobView], within: Sequence[JobView], caps: Sequence[Cap]) -> Schedule:
-    """Return the schedule with new reasons: a job at the largest size that its caps allow gets the cap as its
-    reason."""
+    """Return the schedule in which each job at the largest size that its caps allow has the cap as its reason."""
     use = CapUse(caps, {job.job_id: job.shape.gpus for job in jobs if job.shape is not None})
     found = {}
     for job, narrow in zip(jobs, within, strict=True):
@@ -84,9 +80,8 @@ def _explained(schedule: Schedule, jobs: Sequence[JobView], within: Sequence[Job
 def cluster_view(round_: Round, rules: PartitionRules) -> ClusterView:
     """Return the partition's nodes, with the GPUs that its elastic jobs hold or may take.
 
-    On a node that is drained or down, only GPUs that elastic jobs hold are included. The same holds for a node on which
-    pending jobs wait for room, since GPUs given back there are theirs. GPUs that open resizes are about to take are
-    excluded.
+    GPUs that open resizes are about to take are excluded. So are free GPUs on nodes that are drained or down, or on
+    which pending jobs wait for room.
     """
     snapshot, elastic = round_.seen.snapshot, round_.seen.elastic
     part = snapshot.partitions.get(rules.name)
@@ -120,14 +115,14 @@ def cluster_view(round_: Round, rules: PartitionRules) -> ClusterView:
 def bounds_of(
     round_: Round, rules: PartitionRules, cluster: ClusterView, views: Sequence[JobView]
 ) -> tuple[tuple[Cap, ...], dict[int, int]]:
-    """Return the bounds on a decision in this partition: the caps, and a dict from job id to the GPUs that the owner
-    set by hand. Caps on the cost of growth are included."""
+    """Return the bounds on a decision in this partition: the caps (those on cost included), and by job id the GPUs that
+    owners set by hand."""
     caps = cost_caps(cluster, views, rules.jobs, round_.settings, round_.quotas.usage_factors)
     return (*rules.caps, *caps), {id_: job.asked for id_, job in rules.jobs.items() if job.asked is not None}
 
 
 def job_models(round_: Round, learner: Learner) -> dict[int, JobModel]:
-    """Return by job id each elastic job's models, for the kinds of GPU that the job accepts."""
+    """Return the models of each elastic job, for the kinds of GPU that it accepts, by job id."""
     known: dict[int, JobModel] = {}
     histories = round_.histories
     for partition in round_.partitions:
@@ -177,8 +172,8 @@ def job_views(
 
 
 def _borrows(job: JobRules, known: JobModel, rules: PartitionRules, round_: Round) -> Borrows | None:
-    """Return the base and guest sizes of the job and its expected loss by preemptions; None if it does not grow by
-    guests."""
+    """Return base size, guest size and expected loss by preemptions of a job that grows by guests; None for any other
+    job."""
     sizes = rules.guest_sizes(job)
     if sizes is None:
         return None
@@ -191,14 +186,14 @@ def _borrows(job: JobRules, known: JobModel, rules: PartitionRules, round_: Roun
 
 
 def _no_more(limits: Limits, gpus: int) -> Limits:
-    """Return the limits of a waiting job of blocks without sizes above its request. If all sizes are above it, the
-    smallest stays. Once it runs, the job grows by blocks, which can leave again."""
+    """Return the limits of a waiting job of blocks without sizes above its request; if all are above it, the smallest
+    stays."""
     most = max(gpus, min(limits.gpus, default=0))
     return replace(limits, gpus=tuple(n for n in limits.gpus if n <= most))
 
 
 def _smaller_for_others(view: JobView, back: GivenBack) -> JobView:
-    """Return the view of a job that gives GPUs back, at its new size. Its batch stays if the new size allows it."""
+    """Return the view of a job that gives GPUs back, at its new size, with the nearest batch allowed there."""
     least, most = least_and_most(view.limits, back.shape.gpus)
     quantum = 1 if view.limits.batch_fixed else math.lcm(view.limits.quantum, view.limits.at(back.shape.gpus).quantum)
     batch = max(least, min(view.batch, most) // quantum * quantum)
@@ -206,7 +201,7 @@ def _smaller_for_others(view: JobView, back: GivenBack) -> JobView:
 
 
 def _dated(view: JobView, job: JobRules, round_: Round) -> JobView:
-    """Return the view with the deadline that the owner set, and whether this deadline was promised."""
+    """Return the view with the owner's deadline, and the companion's answer to it: promised, refused or none yet."""
     optin = job.elastic.optin
     if optin is None or optin.deadline is None:
         return view
@@ -217,7 +212,7 @@ def _dated(view: JobView, job: JobRules, round_: Round) -> JobView:
 
 
 def _reserved(round_: Round, part: Partition, full: int) -> tuple[Reserved, ...]:
-    """Return the GPUs of this partition in reservations that have not begun."""
+    """Return the coming reservations of nodes of this partition: begin, end and GPUs."""
     nodes = round_.seen.snapshot.nodes
     return tuple(
         Reserved(one.start_time, one.end_time or math.inf, gpus)
@@ -228,19 +223,19 @@ def _reserved(round_: Round, part: Partition, full: int) -> tuple[Reserved, ...]
 
 
 def _changeable(view: JobView, free: int) -> JobView:
-    """Return the view without the smaller sizes that the job cannot reach now. A size is out of reach if no subset of
-    its blocks has it and too few GPUs are free. (New blocks join before old ones leave.)"""
+    """Return the view without the smaller sizes that the job cannot reach now: no subset of its blocks has them, and
+    too few GPUs are free for new blocks."""
     now, smaller = sum(view.nodes.values()), view.smaller or {}
     gpus = tuple(n for n in view.limits.gpus if n >= now or n in smaller or n <= free)
     return replace(view, limits=replace(view.limits, gpus=gpus))
 
 
 def _nodes_at(view: JobView, room: Sequence[int], full: int) -> dict[int, int]:
-    """Return the number of nodes on which a job of blocks would run, at each of its sizes.
+    """Return the number of nodes on which a job of blocks would run, at each of its sizes. `room` is the free GPUs of
+    each node, descending.
 
-    At a smaller size these are the nodes of the blocks that stay. At a larger size they are the fewest nodes possible,
-    if these are free now: new blocks then replace all old ones. Otherwise new blocks join on further nodes. `room` is
-    the free GPUs of each node, descending.
+    At a smaller size these are the nodes of the blocks that stay. At a larger size new blocks replace all old ones, if
+    the fewest nodes possible are free; otherwise new blocks join on further nodes.
     """
     now, smaller = sum(view.nodes.values()), view.smaller or {}
     found = {now: len(view.nodes)} if now else {}
@@ -357,10 +352,9 @@ def with_sizes(
     """Return the jobs as the policy gets them, with the GPUs that owners set by hand (`size=8` in a comment). `sizes`
     maps job ids to these numbers.
 
-    The policy does not decide about such a job. It gets its size, within the site's limits and on one kind of GPU, as
-    soon as enough GPUs are free, and keeps it. A running job is shown as fixed: with its new GPUs if it gets them now,
-    else with its present ones. A waiting job may start only at this size. Jobs that were submitted earlier are served
-    first.
+    The policy does not decide about such a job. It gets its size as soon as enough GPUs are free, within the site's
+    limits and on one kind of GPU, and keeps it. A running job is shown as fixed, with its new or still its present
+    GPUs. A waiting job may start only at this size. Jobs that were submitted earlier are served first.
     """
     found = {job.job_id: job for job in jobs}
     use = CapUse(caps, {job.job_id: job.shape.gpus for job in jobs if job.shape is not None})
