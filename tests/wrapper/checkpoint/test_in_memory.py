@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 
-from ones_wrapper.checkpoint import Checkpoints, files
+from ones_wrapper.checkpoint import Checkpoints, Failed, Saved, checkpoints, files
 from ones_wrapper.checkpoint.folder import Folder
 from ones_wrapper.checkpoint.held import HeldFolder
 from ones_wrapper.data.progress import TrainingProgress
 from ones_wrapper.files.job_directory import newest_checkpoint
-from ones_wrapper.files.node_memory import FOLDER, HELD, MemoryFolder
+from ones_wrapper.files.node_memory import FOLDER, HELD, HeldCheckpoint, MemoryFolder, held
 from ones_wrapper.group import Group
 from ones_wrapper.network import pieces
 from ones_wrapper.network.secret import JobSecret
@@ -143,10 +143,12 @@ def at(step: int) -> TrainingProgress:
 
 
 def test_it_is_loaded_until_the_disk_has_a_newer_one(tmp_path: Path, group: Group, place: MemoryFolder) -> None:
-    """Only the disk's counts as progress; a second one is not left in memory before that."""
+    """Only the disk's counts as progress; the next start leaves none in memory before that."""
     box = Checkpoints(tmp_path, group, 7, 0)
     box.save(state(1), at(1))
-    assert held_in(box, place) and not held_in(box, place, 3)
+    assert held_in(box, place)
+    with closing(Checkpoints(tmp_path, group, 7, 1)) as later:
+        assert not held_in(later, place, 3)
     (path,) = place.checkpoints.iterdir()
     assert {file.stat().st_mode & 0o777 for file in path.iterdir()} == {0o600}
     newest = newest_checkpoint(tmp_path)
@@ -206,7 +208,7 @@ def test_without_room_it_is_written_to_the_disk(tmp_path: Path, group: Group, pl
     """Of the whole; and where memory cannot be written."""
     with closing(Checkpoints(tmp_path, group, 7, 0)) as box:
         assert not held_in(box, place, most=15)  # a weight of 3 and a bias, in float32
-        assert not list(place.checkpoints.iterdir())
+        assert not place.checkpoints.exists()
         assert not held_in(box, replace(place, path=tmp_path / "nowhere"))
         assert held_in(box, place, most=16)
 
@@ -342,3 +344,125 @@ def test_killed_at_every_write_of_a_fetch(
         if not was_killed:
             break
     assert 8 < after < 100
+
+
+BRING = checkpoints.bring
+
+
+@pytest.fixture
+def both(lenders: list[Lender], on: Move, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This rank plays also that of the other node, which fetches a second copy of all files."""
+    there, second_at = lenders[1].text, HeldCheckpoint.second_at
+
+    def fetched(*given: Any) -> str:
+        on(1)
+        try:
+            return BRING(*given)
+        finally:
+            on(0)
+
+    monkeypatch.setattr(checkpoints, "neighbour", lambda *_: there)
+    monkeypatch.setattr(HeldCheckpoint, "second_at", lambda held, _: second_at(held, there))
+    monkeypatch.setattr(checkpoints, "bring", fetched)
+
+
+def copied(box: Checkpoints, place: MemoryFolder, step: int) -> Saved | Failed | None:
+    """Write a copy of that step, in this thread."""
+    box._alone = True
+    box.begin(state(step), at(step), place)
+    return box.ended()
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+@pytest.mark.usefixtures("both")
+def test_killed_at_every_write_of_a_copy(
+    tmp_path: Path,
+    group: Group,
+    lenders: list[Lender],
+    on: Move,
+    killed: Callable[[int, Callable[[], Any]], bool],
+    monkeypatch: pytest.MonkeyPatch,
+    lost: int,
+) -> None:
+    """Also with one of the nodes that have it: the copy before or the new one loads, whole. Later memory is empty."""
+    for after in range(200):
+        job = job_in(tmp_path / f"job-{after}")
+        with closing(Checkpoints(job, group, 7, 0)) as box:
+            box.save(state(1), at(1))
+            assert isinstance(copied(box, lenders[0].folder, 2), Saved)
+            was_killed = killed(after, partial(copied, box, lenders[0].folder, 3))
+        shutil.rmtree(lenders[lost].folder.checkpoints)
+        with monkeypatch.context() as patch:
+            patch.setattr(checkpoints, "bring", BRING)
+            on(1 - lost)
+            name, step, weight = value(job, group)
+            assert step in ((2, 3) if was_killed else (3,)) and weight == step and name.startswith("/"), after
+            with closing(Checkpoints(job, group, 7, 1)) as box:
+                box.save(state(4), at(4))
+            assert not (job / "checkpoints" / HELD).exists()
+            assert not list(lenders[1 - lost].folder.checkpoints.iterdir())
+            on(0)
+        if not was_killed:
+            break
+    assert 12 < after < 100
+
+
+@pytest.mark.usefixtures("both")
+def test_a_copy_takes_the_place_of_the_one_before_once_it_is_complete(
+    tmp_path: Path, group: Group, place: MemoryFolder, lenders: list[Lender], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until then that one counts, and after that a planned term's, which the same start may leave."""
+    folder = tmp_path / "checkpoints"
+    with closing(Checkpoints(tmp_path, group, 7, 0)) as box:
+        box.save(state(1), at(1))
+        assert isinstance(copied(box, place, 2), Saved)
+        described = held(folder)
+        assert described is not None and len(described.folders) == 2
+        assert {tuple(at) for at in described.places.values()} == {(0, 1)}
+        with monkeypatch.context() as patch:
+            patch.setattr(pieces, "room", lambda folder: 10)
+            end = copied(box, place, 3)
+        assert isinstance(end, Failed) and "no room" in end.why and held(folder) == described
+        assert isinstance(copied(box, place, 4), Saved)
+        assert [one.name for one in place.checkpoints.iterdir()] == ["step-000000004"]
+        assert held_in(box, place, 4)  # the same step again
+        assert [one.name for one in place.checkpoints.iterdir()] == ["step-000000004"]
+        newest = newest_checkpoint(tmp_path)
+        assert newest is not None and newest.name == "step-000000001"
+        assert {file.stat().st_mode & 0o777 for file in (place.checkpoints / "step-000000004").iterdir()} == {0o600}
+
+
+@pytest.mark.parametrize("harm", ["changed", "gone", "lender"])
+@pytest.mark.usefixtures("both")
+def test_a_file_comes_from_its_other_copy(
+    tmp_path: Path, group: Group, place: MemoryFolder, lenders: list[Lender], harm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(Checkpoints(tmp_path, group, 7, 0)) as box:
+        box.save(state(1), at(1))
+        assert isinstance(copied(box, place, 2), Saved)
+    described = held(tmp_path / "checkpoints")
+    assert described is not None
+    mine, theirs = (lender.folder.checkpoints / described.name for lender in lenders)
+    if harm == "changed":
+        (mine / "rest.pt").write_bytes(b"1")
+        assert pieces.take(described, JobSecret.read(tmp_path / HOT), 0, 1) == ""
+        assert (mine / "rest.pt").read_bytes() == (theirs / "rest.pt").read_bytes()
+        return
+    third = Lender(tmp_path / "memory-c", tmp_path)
+    try:
+        if harm == "lender":
+            lenders[0].kill()
+        else:
+            (mine / "rest.pt").unlink()
+        monkeypatch.setenv(FOLDER, third.text)
+        assert pieces.take(described, JobSecret.read(tmp_path / HOT), 0, 1) == ""
+        path = third.folder.checkpoints / described.name / "rest.pt"
+        assert path.read_bytes() == (theirs / "rest.pt").read_bytes()
+    finally:
+        third.kill()
+
+
+def test_a_lone_block_makes_no_copy(tmp_path: Path, group: Group, place: MemoryFolder) -> None:
+    with closing(Checkpoints(tmp_path, group, 7, 0)) as box:
+        end = copied(box, place, 2)
+    assert isinstance(end, Failed) and "no other block" in end.why and not (tmp_path / "checkpoints" / HELD).exists()

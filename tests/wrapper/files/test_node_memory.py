@@ -13,17 +13,20 @@ import pytest
 
 from ones_wrapper.files import node_memory
 from ones_wrapper.files.node_memory import (
+    COPY_STEPS,
     FOLDER,
     HELD,
     HeldCheckpoint,
     MemoryFolder,
     NodeMemory,
     clear,
+    copy_steps,
     drop,
     folder_for,
     held,
     hold,
     least_room,
+    neighbour,
     ours,
 )
 from ones_wrapper.protocol import CHECKPOINTS
@@ -112,11 +115,32 @@ def test_into_which_folder_a_rank_writes(tmp_path: Path, monkeypatch: pytest.Mon
     assert least_room([a, b]) == b and least_room([a, ""]) == ""
 
 
+def test_where_a_second_copy_lies(tmp_path: Path) -> None:
+    """With the next block on another node; on the same node only if there is no other."""
+    a, b, c, d = (text(*one, tmp_path) for one in (("x", "a", 9), ("x", "b", 8), ("y", "c", 90), ("y", "d", 70)))
+    four = [(0, a), (0, a), (1, b), (2, c), (2, d)]
+    assert [neighbour(four, rank) for rank in range(5)] == [c, c, c, a, a]
+    assert [neighbour([(0, a), (1, b)], rank) for rank in range(2)] == [b, a]
+    with pytest.raises(ValueError, match="no other block"):
+        neighbour([(0, a), (0, c)], 0)  # both end with the block
+
+
+@pytest.mark.parametrize(("given", "steps"), [("", 0), ("0", 0), ("10", 10)])
+def test_how_often_copies_are_made(given: str, steps: int) -> None:
+    assert copy_steps({COPY_STEPS: given}) == steps and copy_steps({}) == 0
+
+
+@pytest.mark.parametrize("given", ["ten", "-1", "1.5", "²"])
+def test_what_is_no_number_of_steps(given: str) -> None:
+    with pytest.raises(ValueError, match=COPY_STEPS):
+        copy_steps({COPY_STEPS: given})
+
+
 def described(*files: str, **other: Any) -> dict[str, Any]:
     """A description as JSON has it, of files that all lie in one folder."""
     folders = [text("x", "a", 1, Path("/dev/shm"))]
     manifest = {"files": {file: [1, 2] for file in files}}
-    of = {"name": "step-000000001", "manifest": manifest, "folders": folders, "places": dict.fromkeys(files, 0)}
+    of = {"name": "step-000000001", "manifest": manifest, "folders": folders, "places": {file: [0] for file in files}}
     return of | other
 
 
@@ -125,7 +149,7 @@ def test_a_description_is_read_back(tmp_path: Path) -> None:
     hold(tmp_path, one)
     assert held(tmp_path) == one and (tmp_path / HELD).stat().st_mode & 0o777 == 0o600
     more = one.at([text("x", "b", 1, Path("/dev/shm")), text("y", "c", 1, Path("/a b"))] * 2)
-    assert len(more.folders) == 2 and {more.folder_of(file).path.name for file in more.places} == {
+    assert len(more.folders) == 2 and {one.path.name for file in more.places for one in more.folders_of(file)} == {
         ".ones-blocks-b", ".ones-blocks-c"
     }  # fmt: skip
     drop(tmp_path)
@@ -143,8 +167,10 @@ def test_a_description_is_read_back(tmp_path: Path) -> None:
         described("manifest.json"),
         described("tensors-00000.safetensors/x"),
         described("rest.pt", places={}),
-        described("rest.pt", places={"rest.pt": 1}),
-        described("rest.pt", places={"rest.pt": "0"}),
+        described("rest.pt", places={"rest.pt": [1]}),
+        described("rest.pt", places={"rest.pt": ["0"]}),
+        described("rest.pt", places={"rest.pt": []}),
+        described("rest.pt", places={"rest.pt": 0}),
         described("rest.pt", folders=["x host 7 8"]),
         described("rest.pt", folders=["x host 7 8 /etc"]),
         described("rest.pt", folders=["x host seven 8 /dev/shm/.ones-blocks-a"]),

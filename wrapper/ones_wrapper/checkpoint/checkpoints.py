@@ -35,9 +35,10 @@ from ones_wrapper.devices import streams
 from ones_wrapper.devices.host_memory import Arena
 from ones_wrapper.files import node_memory
 from ones_wrapper.files.checksums import Sum
-from ones_wrapper.files.node_memory import HeldCheckpoint, MemoryFolder
+from ones_wrapper.files.node_memory import FOLDER, HeldCheckpoint, MemoryFolder, neighbour
 from ones_wrapper.group import Group, RankError
 from ones_wrapper.process.background import run_behind
+from ones_wrapper.process.block import own_block
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,10 @@ class _Work:
     tensors: list[torch.Tensor]
     rest: dict[str, Any]
     started: float
+    memory: MemoryFolder | None
+    """Folder in memory into which this rank writes; None for the disk."""
+    twice: bool
+    """True if each file of a checkpoint in memory gets a second copy in the memory of another block."""
 
 
 class Checkpoints:
@@ -60,12 +65,12 @@ class Checkpoints:
         """`keep` is the number of complete checkpoints to keep. With `holds`, these ranks lock the directory, and
         remove what an interrupted save left. Raises `RankError` if another job runs in `job_dir`."""
         self._group = group
-        self._folder = self._disk = Folder(job_dir, job_id, restart, max(1, keep))
+        self._folder = Folder(job_dir, job_id, restart, max(1, keep))
         self._planner = Planner(group)
         self._behind: Group | None = None
         self._alone = False
-        self._most_bytes = float("inf")
-        """Largest size of a checkpoint in bytes, by the room in memory; infinity for a disk."""
+        self._present: list[str] = []
+        """Folders in memory of the launchers of all ranks, as they looked for the newest checkpoint."""
         self._thread: Thread | None = None
         self._end: Saved | Failed | None = None
         self._ahead: tuple[str, Future[str]] | None = None
@@ -116,28 +121,26 @@ class Checkpoints:
     def hold(self, state: SavedState, progress: TrainingProgress, memory: MemoryFolder, most_bytes: int) -> bool:
         """Write a checkpoint into the nodes' memory, for the ranks that start next; this rank's part into `memory`.
         Return False if it would have more than `most_bytes`, or if the newest checkpoint is already one in memory."""
+        started = time.monotonic()
         self._wait()
         group, disk = self._group, self._folder
-        other = Checkpoints(disk.job_dir, group, disk.job_id, disk.restart, keep=1, holds=False)
-        other._planner, other._most_bytes = self._planner, most_bytes
+
+        def not_durable() -> bool:
+            held = disk.held()
+            return held is not None and held.manifest.get("restart") != disk.restart
+
         try:
-            if group.on_first(lambda: disk.held() is not None):
+            if group.on_first(not_durable):
                 return False
-            of = group.gather(memory.text)
-            other._folder = held = HeldFolder(
-                disk, memory.path, {tensor_file(rank): text for rank, text in enumerate(of)} | {REST: of[0]}
-            )
-            first = of.index(memory.text) == group.rank
-            with node_memory.private_files():
-                group.here(lambda: held.make(checkpoint_name(progress.step)) if first else None)
-                other.save(state, progress)
+            self._write(group, self._work(state, progress, started, False, memory, most_bytes))
         except RankError as error:
             group.say(f"the state is written to the disk, not left in the nodes' memory ({error})")
             return False
         return True
 
-    def begin(self, state: SavedState, progress: TrainingProgress) -> None:
-        """Copy the state, and start a background thread that writes a checkpoint. `ended` returns the result.
+    def begin(self, state: SavedState, progress: TrainingProgress, memory: MemoryFolder | None = None) -> None:
+        """Copy the state, and start a background thread that writes a checkpoint. `ended` returns the result. With
+        `memory`, this rank's launcher's folder, the checkpoint is written into the nodes' memory, each file twice.
 
         Waits first for an earlier background checkpoint. A failed write raises no error here. If a second thread cannot
         send messages (some MPI), the checkpoint is written before this returns.
@@ -148,7 +151,8 @@ class Checkpoints:
             self._behind = self._group.duplicate()
             self._alone = self._behind is None
         try:
-            work = self._work(state, progress, started, copy=not self._alone)
+            most_bytes = node_memory.room(memory.path) if memory is not None else float("inf")
+            work = self._work(state, progress, started, not self._alone, memory, most_bytes, twice=True)
         except RankError as error:
             self._end = Failed(checkpoint_name(progress.step), str(error))
             return
@@ -180,8 +184,18 @@ class Checkpoints:
             self._thread.join()
             self._thread = None
 
-    def _work(self, state: SavedState, progress: TrainingProgress, started: float, copy: bool) -> _Work:
-        """Plan what each rank writes. With `copy`, training may change the state after this returns."""
+    def _work(
+        self,
+        state: SavedState,
+        progress: TrainingProgress,
+        started: float,
+        copy: bool,
+        memory: MemoryFolder | None = None,
+        most_bytes: float = float("inf"),
+        twice: bool = False,
+    ) -> _Work:
+        """Plan what each rank writes. With `copy`, training may change the state after this returns. Raises `RankError`
+        if the checkpoint would have more than `most_bytes`."""
         group, planner, name = self._group, self._planner, checkpoint_name(progress.step)
 
         def look() -> tuple[Content, list[Held]]:
@@ -193,9 +207,9 @@ class Checkpoints:
         rest = content.rest if group.rank == 0 else {}
 
         def take() -> tuple[list[torch.Tensor], dict[str, Any]]:
-            if group.world * sum(part.bytes for part in plan.parts) > self._most_bytes:  # parts are about equal
+            if group.world * sum(part.bytes for part in plan.parts) > most_bytes:  # parts are about equal
                 raise ValueError("there is no room for it")
-            if group.rank == 0:
+            if group.rank == 0 and memory is None:
                 self._folder.begin(name)
             if not copy:
                 return planner.live(content), rest
@@ -206,10 +220,10 @@ class Checkpoints:
         try:
             tensors, kept = group.here(take)
         except RankError:
-            if group.rank == 0:
+            if group.rank == 0 and memory is None:
                 self._folder.discard(name)
             raise
-        return _Work(name, replace(progress), plan, tensors, kept, started)
+        return _Work(name, replace(progress), plan, tensors, kept, started, memory, twice)
 
     def _run(self, group: Group, work: _Work, stall: float | None) -> None:
         """Write a checkpoint and store its result. `stall` is the pause of training in seconds; None if training waits
@@ -222,31 +236,64 @@ class Checkpoints:
             self._end = Failed(work.name, f"{type(error).__name__}: {error}")
 
     def _write(self, group: Group, work: _Work, stall: float | None = None) -> Saved:
-        """Write the files and the manifest, and then rename the directory to the checkpoint's name."""
-        folder, mine = self._folder, tensor_file(group.rank)
+        """Write the files and the manifest, and then rename the directory to the checkpoint's name. One in memory
+        counts once it is described. What lay in memory before is then removed."""
+        memory, mine = work.memory, tensor_file(group.rank)
+        folder = self._folder if memory is None else self._in_memory(group, work, memory)
         at = folder.temporary(work.name)
 
         def part() -> dict[str, tuple[int, int]]:
             # The rest is written during the tensors: after them all ranks would wait for it. In a rescue the device's
             # default stream waits for lost ranks, so the thread shares this thread's stream.
             with ThreadPoolExecutor(1, "ones-rest", streams.shared(self._group.device)) as beside:
-                rest = beside.submit(write_plain, at / REST, work.rest) if group.rank == 0 else None
-                files = {mine: write_tensors(at / mine, work.plan.header, work.tensors)} if work.tensors else {}
+                rest = beside.submit(write_plain, at / REST, work.rest, folder.mode) if group.rank == 0 else None
+                files = {}
+                if work.tensors:
+                    files[mine] = write_tensors(at / mine, work.plan.header, work.tensors, folder.mode)
                 files |= {REST: rest.result()} if rest is not None else {}
             return {name: (s.size, s.crc) for name, s in files.items()}
 
         try:
             files = {name: Sum(*s) for one in group.everywhere(part) for name, s in one.items()}
+            if isinstance(folder, HeldFolder) and memory is not None and work.twice:
+                second = folder.described(work.name, work.progress, files).second_at(memory.text)
+                problems = group.everywhere(self._check(second, work.name))
+                if any(problems):
+                    raise RankError(next(filter(None, problems)))
             size = group.on_first(lambda: folder.complete(work.name, work.progress, files))
         except Exception:
             if group.rank == 0:
                 folder.discard(work.name)
             raise
-        if folder is self._disk and self._group.local_rank == 0:  # not if this was written into memory
+        if self._group.local_rank == 0:
             with suppress(OSError):
-                free_memory()
+                free_memory(but=str(folder.path(work.name)))
         seconds = time.monotonic() - work.started
         return Saved(work.name, size, seconds, seconds if stall is None else stall, work.progress)
+
+    def _in_memory(self, group: Group, work: _Work, memory: MemoryFolder) -> HeldFolder:
+        """Return this rank's view of the checkpoint to be written into memory. The one that counts until then stays."""
+        disk, block = self._folder, own_block(os.environ)
+
+        def counts() -> str:
+            held = disk.held()
+            if held is not None and held.name == work.name:  # the same step again: an epoch ended
+                disk.hold(None)
+            return held.name if held is not None and held.name != work.name else ""
+
+        but = group.on_first(counts)
+        launchers = group.gather((block.task if block is not None else 0, memory.text))
+        texts = [text for _, text in launchers]
+
+        def make() -> list[list[str]]:
+            second = {text: neighbour(launchers, texts.index(text)) if work.twice else "" for text in {*texts}}
+            of = [[text, second[text]] if work.twice else [text] for text in texts]
+            if texts.index(memory.text) == group.rank:
+                HeldFolder(disk, memory.path).make(work.name, but)
+            return of
+
+        of = group.here(make)
+        return HeldFolder(disk, memory.path, {tensor_file(rank): at for rank, at in enumerate(of)} | {REST: of[0]})
 
     def check_ahead(self) -> None:
         """Start a thread that checks the newest checkpoint for damage, while the script makes its model. One in memory
@@ -263,6 +310,8 @@ class Checkpoints:
             return (held.text, held.name) if held else ("", next(iter(self._folder.names()), ""))
 
         text, name = self._group.on_first(look)
+        if text:
+            self._present = self._group.gather(os.environ.get(FOLDER, ""))
         return HeldCheckpoint.parse(json.loads(text)) if text else None, name
 
     def _check(self, held: HeldCheckpoint | None, name: str) -> Callable[[], str]:
@@ -273,7 +322,8 @@ class Checkpoints:
         group, folder = self._group, self._folder
         if held is None:
             return partial(folder.damage, name, group.rank, group.world)
-        return partial(bring, folder.job_dir, held, group.local_rank, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+        parts = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        return partial(bring, folder.job_dir, held, group.local_rank, parts, self._present)
 
     def _damage(self, held: HeldCheckpoint | None, name: str) -> str:
         ahead, self._ahead = self._ahead, None

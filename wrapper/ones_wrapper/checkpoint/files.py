@@ -29,9 +29,9 @@ def tensor_file(rank: int) -> str:
 
 
 @contextmanager
-def _created(path: Path) -> Iterator[int]:
+def _created(path: Path, mode: int) -> Iterator[int]:
     """Context with the handle of a new file, which is durable after the context."""
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
     try:
         yield handle
         os.fsync(handle)
@@ -54,7 +54,7 @@ def _pieces(header: bytes, tensors: list[torch.Tensor]) -> Iterator[list[memoryv
         yield pieces
 
 
-def write_tensors(path: Path, header: bytes, tensors: list[torch.Tensor]) -> Sum:
+def write_tensors(path: Path, header: bytes, tensors: list[torch.Tensor], mode: int = 0o644) -> Sum:
     """Write a new file of a header and its tensors; return size and checksum when it is durable. A second thread
     computes the checksum meanwhile."""
     size = crc = 0
@@ -64,7 +64,7 @@ def write_tensors(path: Path, header: bytes, tensors: list[torch.Tensor]) -> Sum
         for piece in pieces:
             crc = zlib.crc32(piece, crc)
 
-    with _created(path) as handle, ThreadPoolExecutor(1, "ones-checksum") as hasher:
+    with _created(path, mode) as handle, ThreadPoolExecutor(1, "ones-checksum") as hasher:
         hashing: Hashing[None] | None = None
         for pieces in _pieces(header, tensors):
             before, hashing = hashing, hasher.submit(add, pieces)
@@ -109,9 +109,9 @@ class _Summing:
         """Do nothing: no byte is buffered."""
 
 
-def write_plain(path: Path, value: Any) -> Sum:
+def write_plain(path: Path, value: Any, mode: int = 0o644) -> Sum:
     """Write a new file of plain data with `torch.save`; return size and checksum when it is durable."""
-    with _created(path) as handle:
+    with _created(path, mode) as handle:
         file = _Summing(handle)
         torch.save(value, file)  # type: ignore[arg-type]
     return Sum(file.size, file.crc)

@@ -43,6 +43,9 @@ def checkpoint_name(step: int) -> str:
 class Folder:
     """Checkpoints of one job on the disk. Methods are not collective: `Checkpoints` decides which rank calls them."""
 
+    mode = 0o644
+    """Mode of the files."""
+
     def __init__(self, job_dir: Path, job_id: int, restart: int, keep: int) -> None:
         self.job_dir, self.restart = job_dir, restart
         self._path = job_dir / CHECKPOINTS

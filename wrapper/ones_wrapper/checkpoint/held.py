@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ones_wrapper.checkpoint.folder import Folder
@@ -18,8 +18,11 @@ from ones_wrapper.protocol import CHECKPOINTS, HOT
 class HeldFolder(Folder):
     """One rank's view of a launcher's folder, which has all or a part of the checkpoint's files."""
 
-    def __init__(self, disk: Folder, path: Path, of: Mapping[str, str] | None = None) -> None:
-        """`path` is the launcher's folder; `of` has the folder, as text, into which each file is written."""
+    mode = 0o600
+
+    def __init__(self, disk: Folder, path: Path, of: Mapping[str, Sequence[str]] | None = None) -> None:
+        """`path` is the launcher's folder; `of` has the folders, as text, that have each file in the end. The file is
+        written into the first."""
         super().__init__(disk.job_dir, disk.job_id, disk.restart, keep=1)
         self._disk, self._of, self._launcher = disk, of or {}, path
         self._path = path / CHECKPOINTS
@@ -28,10 +31,10 @@ class HeldFolder(Folder):
         """Return the path of the checkpoint: it counts once it is described among the job's."""
         return self.path(name)
 
-    def make(self, name: str) -> None:
-        """Make the folder of a checkpoint's files, in place of all others. One rank of a launcher's folder calls this,
-        before any rank writes."""
-        clear(self._launcher)
+    def make(self, name: str, but: str) -> None:
+        """Make the folder of a checkpoint's files, in place of all others except `but`. One rank of a launcher's folder
+        calls this, before any rank writes."""
+        clear(self._launcher, but=str(self.path(but)))
         self.path(name).mkdir(mode=0o700)
 
     def begin(self, name: str) -> None:
@@ -39,22 +42,27 @@ class HeldFolder(Folder):
 
     def complete(self, name: str, progress: TrainingProgress, files: dict[str, Sum]) -> int:
         """Describe the checkpoint among the job's checkpoints; return its size in bytes."""
-        folders = tuple(dict.fromkeys(self._of[file] for file in files))
-        places = {file: folders.index(self._of[file]) for file in files}
-        self._disk.hold(HeldCheckpoint(name, self.manifest_of(progress, files), folders, places))
+        self._disk.hold(self.described(name, progress, files))
         return sum(s.size for s in files.values())
 
+    def described(self, name: str, progress: TrainingProgress, files: dict[str, Sum]) -> HeldCheckpoint:
+        """Return the description of a checkpoint with these files."""
+        folders = tuple(dict.fromkeys(text for file in files for text in self._of[file]))
+        places = {file: [folders.index(text) for text in self._of[file]] for file in files}
+        return HeldCheckpoint(name, self.manifest_of(progress, files), folders, places)
 
-def bring(job_dir: Path, held: HeldCheckpoint, part: int, parts: int) -> str:
+
+def bring(job_dir: Path, held: HeldCheckpoint, part: int, parts: int, present: Sequence[str] = ()) -> str:
     """Bring part `part` of `parts` of the files of a checkpoint in memory to this node, and check them. Return the
-    damage in words; empty if there is no damage."""
+    damage in words; empty if there is no damage. The launchers with the folders `present` are known to live."""
     try:
-        return take(held, JobSecret.read(job_dir / HOT), part, parts)
+        return take(held, JobSecret.read(job_dir / HOT), part, parts, present)
     except LaunchError as error:
         return str(error)
 
 
-def free_memory() -> None:
-    """Empty this rank's launcher's folder: the disk has a newer checkpoint. Raises OSError."""
+def free_memory(but: str = "") -> None:
+    """Remove the checkpoints in this rank's launcher's folder, except the one with the path `but`: a newer one counts.
+    Raises OSError."""
     if (own := own_folder()) is not None:
-        clear(own.path)
+        clear(own.path, but)

@@ -15,7 +15,7 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,9 @@ from ones_wrapper.files.job_directory import STEP_NAME
 from ones_wrapper.files.small_files import read_json, replace_small
 from ones_wrapper.protocol import CHECKPOINTS
 
+COPY_STEPS = "ONES_COPY_STEPS"
+"""Environment variable: steps between two copies of a sharded training in the nodes' memory; none if it is 0 or
+missing."""
 FOLDER = "ONES_MEMORY_FOLDER"
 """Environment variable of the ranks: their launcher's folder (`MemoryFolder.text`)."""
 HELD = ".in-memory"
@@ -77,8 +80,8 @@ class HeldCheckpoint:
     manifest: dict[str, Any]
     folders: tuple[str, ...]
     """Launchers' folders that have its files (`MemoryFolder.text`)."""
-    places: dict[str, int]
-    """Number of the folder that has each file."""
+    places: dict[str, list[int]]
+    """Numbers of the folders that have each file."""
 
     @property
     def text(self) -> str:
@@ -93,20 +96,26 @@ class HeldCheckpoint:
             sound = STEP_NAME.fullmatch(found.name) and found.places.keys() == found.manifest["files"].keys()
             if not sound or not all(map(PIECE.fullmatch, found.places)):
                 raise ValueError("not a checkpoint's files")
-            for number in found.places.values():
-                MemoryFolder.parse(found.folders[number])
+            for file in found.places:
+                if not found.folders_of(file):
+                    raise ValueError(f"{file} lies nowhere")
         except (KeyError, TypeError, AttributeError, IndexError) as error:
             raise ValueError(f"not a checkpoint in memory: {error}") from None
         return found
 
-    def folder_of(self, file: str) -> MemoryFolder:
-        """Return the folder that has this file."""
-        return MemoryFolder.parse(self.folders[self.places[file]])
+    def folders_of(self, file: str) -> list[MemoryFolder]:
+        """Return the folders that have this file."""
+        return [MemoryFolder.parse(self.folders[number]) for number in self.places[file]]
+
+    def second_at(self, folder: str) -> HeldCheckpoint:
+        """Return this checkpoint with those files only whose second copy is to lie in this folder, and without it."""
+        there = {file: at[:1] for file, at in self.places.items() if folder in map(self.folders.__getitem__, at[1:])}
+        return replace(self, places=there)
 
     def at(self, folders: Sequence[str]) -> HeldCheckpoint:
         """Return this checkpoint once each of these folders has all files."""
         once = tuple(dict.fromkeys(folders))
-        return replace(self, folders=once, places={file: i % len(once) for i, file in enumerate(sorted(self.places))})
+        return replace(self, folders=once, places={file: [i % len(once)] for i, file in enumerate(sorted(self.places))})
 
 
 class NodeMemory:
@@ -176,6 +185,26 @@ def folder_for(coming: Sequence[str], present: Sequence[str]) -> tuple[MemoryFol
     return found, min(room(found.path), *(one.room for one in folders))
 
 
+def copy_steps(env: Mapping[str, str]) -> int:
+    """Return the steps between two copies in memory; 0 for none. Raises ValueError."""
+    text = env.get(COPY_STEPS) or "0"
+    if not (text.isascii() and text.isdigit()):
+        raise ValueError(f"{COPY_STEPS}={text} must be a number of steps, or 0")
+    return int(text)
+
+
+def neighbour(launchers: Sequence[tuple[int, str]], rank: int) -> str:
+    """Return the folder for the second copy of a rank's file: of the next block on another node, else of the next
+    block, which another launcher keeps. `launchers` has each rank's block and folder. Raises ValueError if there is
+    one block."""
+    block, text = launchers[rank]
+    others = [one for one in (*launchers[rank:], *launchers[:rank]) if one[0] != block]
+    if not others:
+        raise ValueError("no other block trains")
+    node = MemoryFolder.parse(text).node
+    return next((its for _, its in others if MemoryFolder.parse(its).node != node), others[0][1])
+
+
 def ours(folder: Path) -> bool:
     """Return whether this is a launcher's folder of this user, which no other user can write or read."""
     with suppress(OSError):
@@ -214,16 +243,6 @@ def held(checkpoints: Path) -> HeldCheckpoint | None:
 def drop(checkpoints: Path) -> None:
     """Remove the description of the checkpoint in memory, which counts no more. Raises OSError."""
     (checkpoints / HELD).unlink(missing_ok=True)
-
-
-@contextmanager
-def private_files() -> Iterator[None]:
-    """Context in which new files of this process have mode 0600, and new directories 0700."""
-    before = os.umask(0o077)
-    try:
-        yield
-    finally:
-        os.umask(before)
 
 
 def room(folder: Path) -> int:

@@ -14,7 +14,7 @@ import stat
 import struct
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from threading import Thread
@@ -72,9 +72,9 @@ def _send(connection: socket.socket, path: Path) -> None:
     hang_up(connection)
 
 
-def take(held: HeldCheckpoint, secret: JobSecret, part: int, parts: int) -> str:
+def take(held: HeldCheckpoint, secret: JobSecret, part: int, parts: int, present: Sequence[str] = ()) -> str:
     """Bring part `part` of `parts` of a checkpoint's files into this launcher's folder, and check their sums. Return
-    the damage in words; empty if there is no damage."""
+    the damage in words; empty if there is no damage. Folders in `present` are asked before others."""
     own = own_folder()
     if own is None or not ours(own.path):
         return "this node keeps nothing in memory"
@@ -85,29 +85,41 @@ def take(held: HeldCheckpoint, secret: JobSecret, part: int, parts: int) -> str:
         # Else all nodes would ask the same launcher first.
         first = zlib.crc32(str(own.path).encode()) % max(1, len(files))
         for file in (*files[first:], *files[:first]):
-            _take(held, file, own, secret)
+            _take(held, file, own, secret, present)
         replace_small(own.checkpoints / held.name / MANIFEST, json.dumps(held.manifest).encode(), 0o600, sync=False)
     except (OSError, ValueError, TypeError) as error:
         return f"{type(error).__name__}: {error}"[:300]
     return ""
 
 
-def _take(held: HeldCheckpoint, file: str, own: MemoryFolder, secret: JobSecret) -> None:
-    target, then, source = own.checkpoints / held.name / file, Sum(*held.manifest["files"][file]), held.folder_of(file)
+def _take(held: HeldCheckpoint, file: str, own: MemoryFolder, secret: JobSecret, present: Sequence[str]) -> None:
+    target, then = own.checkpoints / held.name / file, Sum(*held.manifest["files"][file])
+    sources = [one for one in held.folders_of(file) if one.path != own.path]
+    error: OSError = PieceError(f"{file} lay in the memory of this node, and is gone")
     with suppress(FileNotFoundError):
         if (now := checksum(target)) == then:
             return
-        if source.path == own.path:
-            raise PieceError(f"{file}: {now.size} bytes, not the {then.size} that were written, or changed")
+        error = PieceError(f"{file}: {now.size} bytes, not the {then.size} that were written, or changed")
         target.unlink()
-    if source.node != own.node:
-        fetch(source, f"{held.name}/{file}", then, target, secret)
-        return
+    for source in sorted(sources, key=lambda one: (one.node != own.node, one.text not in present)):
+        try:
+            if source.node == own.node:
+                _link(source, f"{held.name}/{file}", then, target)
+            else:
+                fetch(source, f"{held.name}/{file}", then, target, secret)
+            return
+        except OSError as its:
+            error = its
+    raise error
+
+
+def _link(source: MemoryFolder, place: str, then: Sum, target: Path) -> None:
     if not ours(source.path):
-        raise PieceError("it lay in the memory of this node, and is gone")
-    os.link(source.checkpoints / held.name / file, target)
+        raise PieceError(f"{place} lay in the memory of this node, and is gone")
+    os.link(source.checkpoints / place, target)
     if checksum(target) != then:
-        raise PieceError(f"{file} was changed in this node's memory")
+        target.unlink()
+        raise PieceError(f"{place} was changed in this node's memory")
 
 
 def fetch(source: MemoryFolder, place: str, then: Sum, target: Path, secret: JobSecret) -> None:

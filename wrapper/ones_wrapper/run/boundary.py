@@ -35,6 +35,9 @@ used."""
 _ASKS = 2**32
 """Number that a rank with a request adds to the first integer of an agreement; larger than any n."""
 
+CHECKPOINT_DUE, COPY_DUE = 1, 2
+"""Numbers of what is due without a request: a checkpoint, or a copy in the nodes' memory."""
+
 BY_SIGNAL, BY_OWNER = 1, 2
 """Causes of a stop. A stop by the owner is permanent, and so has the higher number."""
 
@@ -59,6 +62,8 @@ class Agreement:
     """Generation of the newest plan in a job of blocks; 0 for none."""
     change: int = 0
     """Generation to which the ranks change now; 0 for none."""
+    copy: bool = False
+    """True if a copy in the nodes' memory is due."""
     measured: tuple[int, ...] = ()
     """Times per sample and largest passes of all ranks (`Uneven.proposal`); empty if shares are even."""
 
@@ -115,16 +120,16 @@ class Boundary:
     def first_agreement(self) -> Agreement:
         """Return the agreement before the first step. An order's batch is used at once; its drain waits for the first
         boundary."""
-        self._proposed = self._proposal(0, int(self._flags.checkpoint), 1, False, False)
+        self._proposed = self._proposal(0, int(self._flags.checkpoint), 1, False, 0)
         return self._agreed(self._group.maximum(self._proposed))
 
-    def start_agreement(self, step_s: float, due: bool, measure: bool) -> None:
+    def start_agreement(self, step_s: float, due: int, measure: bool) -> None:
         """Begin an agreement of all ranks on their requests: a checkpoint, a change, a stop.
 
         All ranks call this at every step boundary, after they have acted on the last agreement. The all-reduce runs
         during the next step, so that no rank waits. If steps are short, some calls do nothing. `step_s` is the length
-        of a step in seconds. Only rank 0's `due` and `measure` count: True if a checkpoint is due, and if measurements
-        of the gradient noise are to be added up.
+        of a step in seconds. Only rank 0's `due` and `measure` count: a number of what is due or 0, and True if
+        measurements of the gradient noise are to be added up.
         """
         if self._skip > 0:
             self._skip -= 1
@@ -138,7 +143,8 @@ class Boundary:
                 self.requests.remove(SAVE)
                 asked = True
         interval = self._interval(step_s)
-        proposal = self._proposal(BY_OWNER if owner else 0, int(asked), interval, first and measure, first and due)
+        due = due if first else 0
+        proposal = self._proposal(BY_OWNER if owner else 0, int(asked), interval, first and measure, due)
         word = interval if first else 0
         self._proposed = proposal
         started = time.perf_counter()
@@ -191,7 +197,7 @@ class Boundary:
         new = any(measured[: len(measured) // 2])  # times; the samples that ranks hold are of no use without times
         return bool(stop or asked or drain or look or due or plan or change or new) or (number, wanted) != self._told
 
-    def _proposal(self, owner: int, checkpoint: int, interval: int, measure: bool, due: bool) -> list[int]:
+    def _proposal(self, owner: int, checkpoint: int, interval: int, measure: bool, due: int) -> list[int]:
         order, members = self._order(), self.members
         number = order.number if order else 0
         stops = self._flags.stop and (members is None or members.stops())
@@ -208,7 +214,7 @@ class Boundary:
             int(drains and number > self.answered),
             interval if self._group.rank == 0 else 0,
             int(measure),
-            int(due),
+            due,
             *(members.proposal() if members is not None else (0, 0)),
             *self.measured(self._group.rank, self._group.world),
         ]
@@ -219,8 +225,9 @@ class Boundary:
         self._skip = 0 if plan else interval - 1
         self._told = (self._proposed[2], self._proposed[3])
         self._quiet = Agreement(0, False, number, wanted, False, False, True)
-        also = (plan, change, tuple(measured))
-        return Agreement(stop, bool(asked or due), number, wanted, bool(drain), bool(look), not asked, *also)
+        also = (plan, change, due == COPY_DUE and not (asked or change), tuple(measured))
+        saves = bool(asked or due == CHECKPOINT_DUE)
+        return Agreement(stop, saves, number, wanted, bool(drain), bool(look), not asked, *also)
 
     def wait(self, number: int, over: bool) -> tuple[bool, bool]:
         """Return (stop, carry on), equal on all ranks. They call this repeatedly while they are drained by order

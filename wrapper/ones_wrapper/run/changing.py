@@ -3,6 +3,7 @@ ranks load a checkpoint in a new term."""
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from ones_wrapper.checkpoint.state import Content, PlainValues, collect, pack, r
 from ones_wrapper.data.progress import TrainingProgress
 from ones_wrapper.devices import streams
 from ones_wrapper.files.job_io import last_generation
+from ones_wrapper.files.node_memory import COPY_STEPS, copy_steps
 from ones_wrapper.group import RankError, TorchGroup
 from ones_wrapper.membership import connections, rescue
 from ones_wrapper.membership.blocks import Blocks, Change
@@ -156,6 +158,11 @@ class ChangingRanks(FixedRanks):
     def began(self) -> None:
         run, blocks = self._run, self._blocks
         together, hot = blocks.present is not None, run.sizes.spec.hot
+        steps, members = copy_steps(os.environ), blocks.present.members if blocks.present is not None else ()
+        if steps and not hot and len(members) > 1:
+            run.keeping.copy_steps = steps if all(member.memory for member in members) else 0
+            if not run.keeping.copy_steps:
+                run.records.note(f"no copies are made ({COPY_STEPS}): a node has no memory for them")
         generation = self._group.on_first(lambda: last_generation(run.directory, self._term)) + 1
         plan, pause_s = blocks.lead_first(generation, Carrier.MEMORY if hot else Carrier.CHECKPOINT), 0.0
         if together:

@@ -54,7 +54,7 @@ class Control:
     def propose(self) -> None:
         """Begin the next agreement with this rank's requests. It completes during the next step."""
         records, noise = self._records, self._loop.noise
-        due = self._group.rank == 0 and self._keeping.due()
+        due = self._keeping.due() if self._group.rank == 0 else 0
         measure = noise is not None and time.monotonic() - self._measured_at >= records.every_s
         self.boundary.start_agreement(records.meter.step_s, due, measure)
 
@@ -78,6 +78,8 @@ class Control:
             self._keeping.save_behind()
         elif agreed.checkpoint:
             self._keeping.save("in passing")
+        elif agreed.copy:
+            self._keeping.copy()
 
     def _measure_noise(self) -> None:
         noise, progress = self._loop.noise, self._progress

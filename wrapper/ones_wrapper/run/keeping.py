@@ -19,6 +19,7 @@ from ones_wrapper.process import hang_detector
 from ones_wrapper.process.hooks import FLAGS
 from ones_wrapper.process.log import log
 from ones_wrapper.protocol import Checkpoint
+from ones_wrapper.run.boundary import CHECKPOINT_DUE, COPY_DUE
 from ones_wrapper.run.records import Records
 from ones_wrapper.run.settings import Common
 
@@ -39,7 +40,15 @@ class Keeping:
         self.loaded = self.note = ""
         """Name of the loaded checkpoint, and a message on problems in finding it; either may be empty."""
         self.durable = True
-        """False if the loaded checkpoint was in the nodes' memory."""
+        """False if the loaded checkpoint was in the nodes' memory, until the disk has a newer one."""
+        self.copy_steps = 0
+        """Steps between two copies in the nodes' memory; 0 for none."""
+        self._copied = 0
+        """Step of the last copy, or of the checkpoint that is newer."""
+        self._copying = False
+        """True if the background thread writes a copy."""
+        self._said: set[bool] = set()
+        """Results of copies that were reported, each at its first time: True if the copy is complete."""
         self.load_s = 0.0
         self.writing = False
         self._saved: TrainingProgress | None = None
@@ -60,6 +69,7 @@ class Keeping:
         # One in memory is written to the disk at once, behind the training.
         self._saved_at = time.monotonic() if self.durable else float("-inf")
         self.load_s = time.monotonic() - started
+        self._copied = loaded.progress.step
         self._progress.take_over(loaded.progress)
 
     def load_again(self) -> None:
@@ -69,13 +79,19 @@ class Keeping:
             with self._loop.exchanges.thawed():
                 self._checkpoints.load(replace(self.state, own={}))
 
-    def due(self) -> bool:
-        """Return True if a checkpoint is due. Not collective: rank 0 decides."""
+    def due(self) -> int:
+        """Return the number of what is due (`boundary`); 0 for nothing. Not collective: rank 0 decides. No copy is
+        due before the disk has what this run began from."""
         every_s, progress = self._settings.checkpoint_every_s, self._progress
         if every_s is None:
             rate = failure_rate(progress.failures, progress.trained_s, self._group.nodes)
             every_s = FIRST_S if self._stall_s is None else interval_s(self._stall_s, 1.0 / rate)
-        return not self.writing and time.monotonic() - self._saved_at >= every_s
+        if self.writing:
+            return 0
+        if time.monotonic() - self._saved_at >= every_s:
+            return CHECKPOINT_DUE
+        copies = 0 < self.copy_steps <= progress.step - self._copied and self.durable
+        return COPY_DUE if copies else 0
 
     def save(self, why: str, order: int | None = None, memory: tuple[MemoryFolder, int] | None = None) -> bool:
         """Write a checkpoint and report it once it is durable. If that fails, log it and return False. Without `order`,
@@ -122,13 +138,24 @@ class Keeping:
                 self.writing = True
                 self._saved_at = time.monotonic()
 
+    def copy(self) -> None:
+        """Begin to write a checkpoint into the nodes' memory in the background, each file on two nodes. It is not
+        durable, and counts after a loss only."""
+        assert self.state is not None
+        with self._loop.exchanges.published():
+            self._checkpoints.begin(self.state, self._progress, node_memory.own_folder())
+        self.writing = self._copying = True
+        self._copied = self._progress.step
+
     def report_finished(self) -> None:
         """Report the background checkpoint if it has ended. Not collective; does not wait."""
         ended = self._checkpoints.ended()
         if ended is None:
             return
-        self.writing = False
-        if isinstance(ended, Failed):
+        copying, self.writing, self._copying = self._copying, False, False
+        if copying:
+            self._copy_ended(ended)
+        elif isinstance(ended, Failed):
             self._failed("behind the training", ended.why)
         else:
             self._done(ended, None)
@@ -163,7 +190,18 @@ class Keeping:
         self._checkpoints.close()
         self.report_finished()
 
+    def _copy_ended(self, ended: Saved | Failed) -> None:
+        complete = isinstance(ended, Saved)
+        if complete in self._said or self._group.rank:
+            return
+        self._said.add(complete)
+        what = f"a second copy of each shard lies on another node's memory, made every {self.copy_steps} steps"
+        if isinstance(ended, Failed):
+            what = f"the copy of step {int(ended.name[5:])} for another node could not be made ({ended.why})"
+        self._records.note(what)
+
     def _done(self, saved: Saved, order: int | None) -> None:
+        self.durable, self._copied = True, max(self._copied, saved.progress.step)
         self._saved, self._stall_s = saved.progress, saved.stall_s
         position = (saved.progress.epoch, saved.progress.cursor, saved.progress.step)
         self._records.send(Checkpoint(saved.name, *position, saved.bytes, saved.seconds, saved.stall_s, order))
