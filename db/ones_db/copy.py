@@ -111,10 +111,8 @@ def copy(
                         raise StoreError(f"{table.name}: rows differ after the copy; run it again")
                     backend_behind(writing).renumber(writing, table)
                 _mark(writing, SCHEMA_REVISION)
-    return [
-        Moved(table.name, one.rows, copied, one.checksum)
-        for table, copied, one in zip(tables, stored, found, strict=True)
-    ]
+    moved = zip(tables, stored, found, strict=True)
+    return [Moved(table.name, one.rows, copied, one.checksum) for table, copied, one in moved]
 
 
 def _mark(connection: Connection, revision: str) -> None:

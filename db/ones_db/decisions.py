@@ -182,9 +182,8 @@ class DecisionStore(Transactions):
             raise ResizeConflict(f"job {record.job_id}: another resize began at the same moment")
         running = connection.execute(query.where(RESIZES.c.ended.is_(None))).mappings().one_or_none()
         if running is not None:
-            raise ResizeConflict(
-                f"job {record.job_id}: resize {running['id']} is open (state {running['state']}); end it first"
-            )
+            other = f"resize {running['id']} is open (state {running['state']})"
+            raise ResizeConflict(f"job {record.job_id}: {other}; end it first")
         result = connection.execute(RESIZES.insert(), values)
         key = int(result.inserted_primary_key[0])  # type: ignore[index]
         _step(connection, ResizeStepRecord(key, 0, record.state, record.started, NO_REASON, record.back))

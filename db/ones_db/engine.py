@@ -133,9 +133,8 @@ def check_revision(connection: Connection, *, unfinished: bool = False) -> None:
     if found is None:
         raise SchemaError(f"{place}: an empty database; run `{UPGRADE}`")
     if found < SCHEMA_REVISION:
-        raise SchemaError(
-            f"{place}: schema {found} is older than {SCHEMA_REVISION}; run `{UPGRADE}` (it copies an SQLite file first)"
-        )
+        what_to_do = f"run `{UPGRADE}` (it copies an SQLite file first)"
+        raise SchemaError(f"{place}: schema {found} is older than {SCHEMA_REVISION}; {what_to_do}")
     if found > SCHEMA_REVISION:
         raise SchemaError(
             f"{place}: schema {found} is newer than {SCHEMA_REVISION}, the newest that this version knows; "
@@ -195,9 +194,7 @@ def leader_of(connection: Connection, cluster: int) -> LeaderRecord | None:
     return None if row is None else LeaderRecord(*row)
 
 
-_LEADER = select(*(LEADERS.c[name] for name in LeaderRecord._fields)).where(
-    LEADERS.c.cluster_id == bindparam("cluster")
-)
+_LEADER = select(*(LEADERS.c[one] for one in LeaderRecord._fields)).where(LEADERS.c.cluster_id == bindparam("cluster"))
 
 
 def check_term(connection: Connection, cluster: int, term: int) -> None:

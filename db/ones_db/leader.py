@@ -252,16 +252,14 @@ class SessionLock:
 
     @contextmanager
     def held(self, *, write: bool = False) -> Iterator[Connection]:
-        place = self._backend.place
+        lost = f"{self._backend.place}: the lead is lost"
         with self._using:
             if self._pid is None:
-                raise NotLeader(f"{place}: the lead is lost: its session has ended")
+                raise NotLeader(f"{lost}: its session has ended")
             try:
                 with self._session() as connection:
                     if connection.scalar(text("SELECT pg_backend_pid()")) != self._pid:
-                        raise NotLeader(
-                            f"{place}: the lead is lost: a proxy has put us in another session; connect without it"
-                        )
+                        raise NotLeader(f"{lost}: a proxy has put us in another session; connect without it")
                     yield connection
             except DBAPIError as error:
                 why = self._backend.explained(error)

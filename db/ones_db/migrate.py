@@ -83,9 +83,7 @@ def _alembic() -> Any:
         import alembic.command
         import alembic.config
     except ImportError:
-        raise StoreError(
-            "creating and upgrading databases needs alembic, which is missing: pip install 'ones-db[migrate]'"
-        ) from None
+        raise StoreError("creating and upgrading databases needs alembic: pip install 'ones-db[migrate]'") from None
     return alembic
 
 

@@ -26,8 +26,8 @@ _QUIET: dict[str, Any] = {
     "keepalives_idle": 30,
     "keepalives_interval": 10,
     "keepalives_count": 3,
+    "tcp_user_timeout": 60_000,
 }
-_QUIET |= {"tcp_user_timeout": 60_000}
 
 _REFUSED = ("authentication failed", "no password supplied", "does not exist", "no pg_hba.conf entry")
 
@@ -67,9 +67,7 @@ class PostgreSQL(backend.Backend):
                 execution_options={"ones_backend": self},
             )
         except ModuleNotFoundError:
-            raise StoreError(
-                f"{self.place}: PostgreSQL needs psycopg, which is missing; run pip install 'ones-db[postgres]'"
-            ) from None
+            raise StoreError(f"{self.place}: PostgreSQL needs psycopg: pip install 'ones-db[postgres]'") from None
 
         @event.listens_for(engine, "connect")
         def _connected(connection: Any, record: Any) -> None:
@@ -134,9 +132,8 @@ class PostgreSQL(backend.Backend):
             return
         names = [column.name for column in table.columns]
         if len(rows) < FEW:
-            connection.execute(
-                insert(table).on_conflict_do_nothing(), [dict(zip(names, row, strict=True)) for row in rows]
-            )
+            values = [dict(zip(names, row, strict=True)) for row in rows]
+            connection.execute(insert(table).on_conflict_do_nothing(), values)
             return
         try:
             with connection.begin_nested():
@@ -147,22 +144,19 @@ class PostgreSQL(backend.Backend):
             columns = ", ".join(f'"{name}"' for name in names)
             connection.exec_driver_sql(f"CREATE TEMPORARY TABLE ones_new (LIKE {table.name}) ON COMMIT DROP")
             _copy(connection, "ones_new", table, rows)
-            connection.exec_driver_sql(
-                f"INSERT INTO {table.name} ({columns}) SELECT {columns} FROM ones_new ON CONFLICT DO NOTHING"
-            )
+            copied = f"SELECT {columns} FROM ones_new ON CONFLICT DO NOTHING"
+            connection.exec_driver_sql(f"INSERT INTO {table.name} ({columns}) {copied}")
             connection.exec_driver_sql("DROP TABLE ones_new")
 
     def renumber(self, connection: Connection, table: Table) -> None:
         column = table.autoincrement_column
         if column is None:
             return
-        sequence = connection.scalar(
-            text("SELECT pg_get_serial_sequence(:table, :column)"), {"table": table.name, "column": column.name}
-        )
+        names = {"table": table.name, "column": column.name}
+        sequence = connection.scalar(text("SELECT pg_get_serial_sequence(:table, :column)"), names)
         if sequence is not None:
-            connection.exec_driver_sql(
-                f"SELECT setval('{sequence}', (SELECT coalesce(max({column.name}), 0) + 1 FROM {table.name}), false)"
-            )
+            following = f"SELECT coalesce(max({column.name}), 0) + 1 FROM {table.name}"
+            connection.exec_driver_sql(f"SELECT setval('{sequence}', ({following}), false)")
 
 
 _NUMBERS = {BigInteger: "int8", Double: "float8"}

@@ -191,9 +191,7 @@ class Reader:
     def _explained(self, error: DBAPIError) -> StoreError:
         words = str(error.orig).strip().splitlines()[0]
         if "interrupted" in words or "statement timeout" in words:
-            return QueryError(
-                f"not answered within {self._timeout_s:g} s; select fewer jobs, or set a longer time limit"
-            )
+            return QueryError(f"not answered within {self._timeout_s:g} s; select fewer jobs, or set a longer limit")
         if "readonly" in words or "read-only" in words:
             return QueryError(f"{words}: the database is only read here")
         if any(sign in words for sign in _MISTAKES):
@@ -261,9 +259,8 @@ class Database(Reader):
             rows = list(answer.rows)
         kinds = {column.name: column for column in VIEWS[name].columns}
         frame = pandas.DataFrame.from_records(rows, columns=list(answer.columns))
-        return pandas.DataFrame(
-            {name: _typed(frame[name], kinds[name]) for name in answer.columns if kinds[name].kind != "said"}
-        )
+        shown = [name for name in answer.columns if kinds[name].kind != "said"]
+        return pandas.DataFrame({name: _typed(frame[name], kinds[name]) for name in shown})
 
     def query(self, sql: str, **parameters: Any) -> DataFrame:
         """Return the rows of a SQL query. Keywords give the values of its ``:names``. Raises `QueryError`."""

@@ -75,19 +75,16 @@ _STATE = select(RUNS.c.report_number, select(func.count()).where(_OF_RUN).scalar
 _STATE = _STATE.join(JOBS, JOBS.c.id == RUNS.c.job_id)
 _STATE = _STATE.where(RUNS.c.id == bindparam("run"), JOBS.c.end_time < bindparam("before"))
 """Query of (last report's number, number of samples) of a run. It has no row unless the job ended before `before`."""
-_DELETION = THROUGHPUT.delete().where(
-    _OF_RUN, THROUGHPUT.c.number >= bindparam("first"), THROUGHPUT.c.number < bindparam("last")
-)
+_BEFORE_LAST = THROUGHPUT.c.number >= bindparam("first"), THROUGHPUT.c.number < bindparam("last")
+_DELETION = THROUGHPUT.delete().where(_OF_RUN, *_BEFORE_LAST)
 _COMBINED = ("samples", "seconds", "loss", "noise", "progress", "nonfinite", "gpu_use", "gpu_memory")
 _UPDATE = THROUGHPUT.update().where(_OF_RUN, THROUGHPUT.c.number == bindparam("last"))
 _UPDATE = _UPDATE.values({name: bindparam(name) for name in _COMBINED})
 
 
 def _led_to_nothing() -> Any:
-    referred = exists().where(
-        RESIZES.c.decision_id == DECISION_JOBS.c.decision_id, RESIZES.c.job_id == DECISION_JOBS.c.job_id
-    )
-    return DECISION_JOBS.c.acted.is_(False) & ~referred
+    its_own = RESIZES.c.decision_id == DECISION_JOBS.c.decision_id, RESIZES.c.job_id == DECISION_JOBS.c.job_id
+    return DECISION_JOBS.c.acted.is_(False) & ~exists().where(*its_own)
 
 
 class RetentionStore(Transactions):

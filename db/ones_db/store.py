@@ -79,9 +79,8 @@ class Store(
             (cluster,) = known
         if known and cluster not in known:
             engine.dispose()
-            raise StoreError(
-                f"{backend.place}: nothing of cluster {cluster!r}; it has {listed(sorted(known), cluster)}"
-            )
+            there = listed(sorted(known), cluster)
+            raise StoreError(f"{backend.place}: nothing of cluster {cluster!r}; it has {there}")
         return cls(engine, cluster, known.get(cluster, -1), read_only, term)
 
     @property

@@ -56,23 +56,21 @@ class SummaryStore(Transactions):
         if job_ids is not None:
             # Written out, since databases limit the parameters of a statement.
             listed = ", ".join(map(str, map(int, job_ids))) or "NULL"
-            return self._lines(f"j.cluster_id = :cluster AND j.job_id IN ({listed})")
+            return self._lines(f"j.cluster_id = :cluster AND j.job_id IN ({listed})", {})
         if ended is None:
-            return self._lines(f"j.cluster_id = :cluster AND {OBSERVED}")
+            return self._lines(f"j.cluster_id = :cluster AND {OBSERVED}", {})
         # By their keys, each found by the index of ends: if the cluster is a condition too, SQLite scans all its jobs.
-        return self._lines(f"{OBSERVED} AND j.id IN ({_OPEN} UNION ALL {_ENDED.format('')})", ended=ended)
+        return self._lines(f"{OBSERVED} AND j.id IN ({_OPEN} UNION ALL {_ENDED.format('')})", {"ended": ended})
 
     def ended_of(self, user: str, count: int) -> list[JobSummary]:
         """Return a line for each of the `count` jobs of a user that ended last."""
-        return self._lines(f"j.id IN ({_ENDED.format(' AND j.user_name = :user')})", ended=count, user=user)
+        return self._lines(f"j.id IN ({_ENDED.format(' AND j.user_name = :user')})", {"ended": count, "user": user})
 
     @reading
-    def _lines(self, connection: Connection, condition: str, ended: int = 0, user: str = "") -> list[JobSummary]:
+    def _lines(self, connection: Connection, condition: str, given: Mapping[str, Any]) -> list[JobSummary]:
         sql = f"SELECT {SELECTED}, j.max_local_batch FROM {FROM_JOB} WHERE {_LATEST} AND {condition}"
         query = text(spelled(f"{sql} ORDER BY j.submit_time, j.job_id", connection.dialect.name))
-        given = {"cluster": self._cluster, "ended": ended, "user": user}
-        asked = {name: value for name, value in given.items() if name in query._bindparams}
-        found = connection.execute(query, asked)
+        found = connection.execute(query, {"cluster": self._cluster, **given})
         names = tuple(found.keys())
         return [_summary(names, tuple(row)) for row in found.all()]
 
