@@ -265,11 +265,11 @@ def _history(row: Row, runs: Sequence[Row], cached: Mapping[int, CachedRun], res
     noises = [point for run in runs for point in cached[run.id].noises]
     members = [member for run in runs for member in cached[run.id].members]
     changes = [new for old, new in pairwise(members) if size_of(old) != size_of(new)]
-    resizes = [resize for resize in resizes if not _is_nobodys(resize)]
+    resizes = [resize for resize in resizes if not _is_overtaken(resize)]
     resized = resizes[-1].ended if resizes else None
     changed = max([time for time in (resized, changes[-1].time if changes else None) if time is not None], default=None)
     ordered = [(old, new) for old, new in pairwise(members) if new.report.order is not None]
-    done = [number for number, resize in enumerate(resizes, 1) if resize.state == RESIZE_DONE]
+    done = [resize for resize in resizes if resize.state == RESIZE_DONE]
     started = [run for run in runs if run.start_time is not None]
     return JobHistory(
         job=job,
@@ -280,8 +280,8 @@ def _history(row: Row, runs: Sequence[Row], cached: Mapping[int, CachedRun], res
         batch=next((batch for run in reversed(runs) if (batch := _batch(run, cached[run.id])) is not None), None),
         ended_runs_s=sum(max(0.0, run.ended - run.start_time) for run in started if run.ended is not None),
         running_since=next((run.start_time for run in reversed(started) if run.ended is None), None),
-        resizes=sum(resizes[number - 1].restart >= 0 for number in done),
-        failures=len(resizes) - (done[-1] if done else 0),
+        resizes=sum(resize.restart >= 0 for resize in done),
+        failures=sum(1 for _ in takewhile(lambda one: one.state != RESIZE_DONE, reversed(resizes))),
         last_resize_end=resized,
         epochs_since_change=sum(changed is None or point.time > changed for point in epochs),
         first_loss=next((run.first_loss for run in runs if run.first_loss is not None), None),
@@ -289,7 +289,7 @@ def _history(row: Row, runs: Sequence[Row], cached: Mapping[int, CachedRun], res
         noise=tuple(noises[-NOISES:]),
         progress=None if progress is None else min(progress, float(samples)),
         interrupted=tuple(sorted(resize.started for resize in resizes if _interrupts(resize))),
-        pause_s=_pause([resizes[number - 1] for number in done]),
+        pause_s=_mean([one.pause_s for one in done if one.pause_s is not None and one.new_nodes and _interrupts(one)]),
         epoch_samples=used / len(ended) if used else None,
         ran=_ran(runs, cached),
         membership=members[-1] if members else None,
@@ -358,13 +358,13 @@ def _mean(pauses: Sequence[float]) -> float | None:
     return fmean(pauses[-PAUSES:]) if pauses else None
 
 
-def _is_nobodys(resize: Row) -> bool:
+def _is_overtaken(resize: Row) -> bool:
     """Return True if a resize had no effect because the job started first, or because Slurm preempted a block.
 
     Such a resize is not counted as a failure, and no dwell time begins at its end.
     """
-    overtaken = resize.restart < 0 and resize.outcome_code == RESIZE_OVERTAKEN
-    return overtaken or bool(resize.outcome_code == RESIZE_PREEMPTED)
+    started_first = resize.restart < 0 and resize.outcome_code == RESIZE_OVERTAKEN
+    return started_first or bool(resize.outcome_code == RESIZE_PREEMPTED)
 
 
 def _interrupts(resize: Row) -> bool:
@@ -415,10 +415,6 @@ def _placed(runs: Sequence[Row], cached: Mapping[int, CachedRun]) -> tuple[Place
                 speed, time = median(point.samples_per_s for point in samples), samples[-1].time
                 found.append(PlacedPoint(run.restart, names, run.gpus_per_node, batch, speed, time, run.kind or ""))
     return tuple(found)
-
-
-def _pause(done: Sequence[Row]) -> float | None:
-    return _mean([row.pause_s for row in done if row.pause_s is not None and _interrupts(row) and row.new_nodes])
 
 
 _ELASTIC = select(JOBS).where(newest(CLUSTER), JOBS.c.elastic, JOBS.c.end_time.is_(None))

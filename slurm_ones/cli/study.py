@@ -31,10 +31,8 @@ def study(
         Path | None,
         typer.Argument(help="sacct --parsable2 with header, CSV, SWF, Philly, Helios, Acme, Alibaba (default: sacct)."),
     ] = None,
-    since: Annotated[
-        str, typer.Option(help="Start of the jobs to read with sacct: 2026-01-31, or an age: 90d (default: 30d).")
-    ] = "",
-    until: Annotated[str, typer.Option(help="End of the jobs to read with sacct (default: now).")] = "",
+    since: Annotated[str, typer.Option(help="Start (sacct): 2026-01-31, or an age such as 90d (default: 30d).")] = "",
+    until: Annotated[str, typer.Option(help="End (sacct; default: now).")] = "",
     partition: Annotated[str, typer.Option("--partition", "-p", help="Only jobs of this partition (sacct).")] = "",
     cluster: Annotated[
         str | None, typer.Option(help="Nodes x GPUs per node, such as 16x4 (default: the most that jobs held at once).")
