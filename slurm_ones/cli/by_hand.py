@@ -13,13 +13,14 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 
 from ones_db import ReportLine, StoreError
+from ones_db.rows import flat
+from ones_db.shape import Shape
 from ones_wrapper.protocol import LOOK_SIGNAL, Checkpoint, First, Hello, Order, Throughput
 from ones_wrapper.protocol.optin import MAX_GPUS, BadComment, OptIn, parse_comment, with_size
 from ones_wrapper.protocol.slurm_commands import requeue_command
@@ -272,13 +273,10 @@ def guests(job: JobArgument) -> None:
 _START = re.compile(r"to start at (\S+)")
 
 
-@dataclass(frozen=True)
-class Wait:
-    """Slurm's estimate of how long a new job of one size would wait."""
+class Wait(NamedTuple):
+    """Slurm's estimate of how long a new job of one shape would wait."""
 
-    gpus: int
-    nodes: int
-    gpus_per_node: int
+    shape: Shape
     wait_s: float | None
     """Seconds until it would start; None if Slurm does not say."""
     note: str = ""
@@ -295,32 +293,25 @@ def start_of(answer: str) -> float | None:
         return None
 
 
-def test_command(job: WholeJob, nodes: int, gpus_per_node: int) -> list[str]:
+def test_command(job: WholeJob, shape: Shape) -> list[str]:
     """Return the command `sbatch --test-only …`, which submits nothing, for a similar job of another shape."""
     home = job.home
     kind = f"{home.kind}:" if home.kind and home.of_one_kind else ""
-    argv = ["sbatch", "--test-only", f"--partition={','.join(home.partitions)}", f"--nodes={nodes}"]
-    argv += [f"--gres=gpu:{kind}{gpus_per_node}"] if home.gpus_per_node else []
+    argv = ["sbatch", "--test-only", f"--partition={','.join(home.partitions)}", f"--nodes={shape.nodes}"]
+    argv += [f"--gres=gpu:{kind}{shape.gpus_per_node}"] if home.gpus_per_node else []
     named = {"account": home.account, "qos": home.qos, "reservation": home.reservation}
     argv += [f"--{option}={name}" for option, name in named.items() if name]
     argv += [f"--time={max(int(home.time_limit_s // 60), 1)}"] if home.time_limit_s else []
     return [*argv, "--wrap=true"]
 
 
-def waits(client: CommandClient, job: WholeJob, shapes: list[tuple[int, int]]) -> list[Wait]:
-    """Return Slurm's estimate for each of these shapes (nodes, GPUs per node)."""
-    found = []
-    for nodes, gpus in shapes:
-        size = (nodes * gpus, nodes, gpus)
-        try:
-            answer = client.run(test_command(job, nodes, gpus), said=True)
-        except SlurmError as error:
-            found.append(Wait(*size, None, str(error).partition(": ")[2]))
-            continue
-        start = start_of(answer)
-        note = "" if start is not None else "Slurm does not say"
-        found.append(Wait(*size, None if start is None else max(start - time.time(), 0.0), note))
-    return found
+def wait_of(client: CommandClient, job: WholeJob, shape: Shape) -> Wait:
+    """Return Slurm's estimate for a similar job of this shape."""
+    try:
+        start = start_of(client.run(test_command(job, shape), said=True))
+    except SlurmError as error:
+        return Wait(shape, None, str(error).partition(": ")[2])
+    return Wait(shape, None, "Slurm does not say") if start is None else Wait(shape, max(start - time.time(), 0.0))
 
 
 @command
@@ -338,15 +329,16 @@ def estimate(
     opted_in(now)
     each = _whole_node(now) or client.snapshot().gpus_of_node.get(now.home.partition, 0) or 1
     asked = map(shape_of, sizes)
-    shapes = [(nodes, gpus) if nodes else (-(-gpus // each), min(gpus, each)) for nodes, gpus in asked]
-    found = waits(client, now, shapes)
+    shapes = [Shape(nodes or -(-gpus // each), gpus if nodes else min(gpus, each)) for nodes, gpus in asked]
+    found = [wait_of(client, now, shape) for shape in shapes]
     if as_json:
-        print_json({"job": job, "gpus": _gpus_now(now), "sizes": [asdict(one) for one in found]})
+        listed = [{"gpus": one.shape.gpus, **flat(one)} for one in found]
+        print_json({"job": job, "gpus": _gpus_now(now), "sizes": listed})
         return
     table = grid("GPUs", "shape", "would start", right=("GPUs",))
     for one in found:
         when = one.note if one.wait_s is None else "now" if one.wait_s < 1 else f"in {one.wait_s:.0f} s"
-        table.add_row(str(one.gpus), f"{one.nodes}x{one.gpus_per_node}", when)
+        table.add_row(str(one.shape.gpus), str(one.shape), when)
     console.print(table)
 
 
