@@ -215,6 +215,7 @@ def connect(url: str, *, timeout_s: float = TIMEOUT_S) -> Database:
 
     Raises `StoreError` if pandas is missing, and the errors of `Store.open`.
     """
+    _pandas()
     return Database(url, timeout_s=timeout_s)
 
 
@@ -228,17 +229,12 @@ def _reads(name: str) -> Callable[..., DataFrame]:
 
 
 class Database(Reader):
-    """The views of a database. Each is a method that returns a pandas frame.
+    """The views of a database that `connect` opens. Each is a method that returns a pandas frame.
 
     docs/tables.md has the columns of each frame. Times are `datetime64` with the zone UTC; columns with the same
     times as text are left out. Keywords select rows: ``job_id=7``, ``user_name="alice"``. A frame shows the database of
     one moment; the next frame may show a later one.
     """
-
-    def __init__(self, url: str, *, timeout_s: float = TIMEOUT_S) -> None:
-        """Use `connect`."""
-        _pandas()
-        super().__init__(url, timeout_s=timeout_s)
 
     job_summary = _reads("job_summary")
     run_timeline = _reads("run_timeline")

@@ -166,9 +166,8 @@ def _general(site: GuestSite, settings: Settings, *, by_qos: bool) -> Iterator[S
 
 def _parameters(site: GuestSite) -> SiteFinding:
     """Check the options of preemption (`WANTED`). A Slurm that does not show PreemptParameters does not have it."""
-    name, wanted = (
-        ("PreemptParameters", WANTED) if "PreemptParameters" in site.config else ("SchedulerParameters", OLD_WANTED)
-    )
+    new = "PreemptParameters" in site.config
+    name, wanted = ("PreemptParameters", WANTED) if new else ("SchedulerParameters", OLD_WANTED)
     now = [word for word in site.value(name).split(",") if word]
     lacking = [word for word in wanted if word not in now]
     if not lacking:
