@@ -33,13 +33,13 @@ FeaturesOf = Callable[[Ints], Floats]
 """Function from samples' numbers in the dataset to their features, one row for each sample."""
 
 MOST = 2**26
-"""Largest number of distances in memory in GreeDi's second round (512 MiB). If a class needs more, distances from a
-random part of its samples are used."""
+"""Largest number of distances in memory in GreeDi's second round (512 MiB). A class that needs more uses distances from
+a random part of its samples."""
 
 
 NORM_BITS = 25
-"""Bits of the longest feature row's length, counted in quanta. Squared distances then stay below 2^52, and so are exact
-in float64."""
+"""Bits of the longest feature row's norm, as a whole number of quanta. Squared distances then stay below 2^52, and so
+are exact in float64."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,8 @@ class Coreset:
     """Epochs between two selections; 0 for a single selection, before the first epoch."""
     features: Callable[[Any], torch.Tensor] | None = None
     """Function from a collated batch to one row of features for each sample (`last_layer_gradient`). The distance
-    between two rows approximates the distance between the samples' gradients. None: the batch's first part, whose
-    distances bound those of the gradients for a convex model."""
+    between two rows approximates the distance between the samples' gradients. If None, the features are the batch's
+    first part. For a convex model, distances of these bound those of the gradients."""
     labels: Any = None
     """Class of each sample of the dataset, as whole numbers; for data without classes, zeros. None: the dataset's own
     (`targets`, `labels`, or the last tensor of a TensorDataset)."""
@@ -98,8 +98,8 @@ def distances(one: Floats, other: Floats) -> Floats:
 
 
 def in_quanta(one: Floats, other: Floats) -> tuple[Floats, Floats]:
-    """Return both arrays of features, relative to the middle of their range, as multiples of a common quantum. The
-    quantum is a power of two, chosen so that the longest row's length has `NORM_BITS` bits."""
+    """Return both arrays of features, shifted to the middle of their range, as multiples of a common quantum. The
+    quantum is a power of two for which the longest row's norm has `NORM_BITS` bits."""
     rows = np.concatenate([one, other])
     rows = rows - (rows.min(0, initial=math.inf) / 2 + rows.max(0, initial=-math.inf) / 2)
     # A bound of the longest row, then its length: the rounding of both is the same on any processor.
@@ -110,7 +110,8 @@ def in_quanta(one: Floats, other: Floats) -> tuple[Floats, Floats]:
 
 
 def lazy_greedy(distance: Floats, count: int) -> list[int]:
-    """Return `count` columns in the order in which the greedy algorithm chooses them; of equal ones the first.
+    """Return `count` columns in the order in which the greedy algorithm chooses them; the first one if several are
+    equal.
 
     `distance[i, j]` is the distance of sample i from candidate j. A candidate's gain can only fall while others are
     chosen. So a candidate whose recomputed gain is above the other candidates' old gains is the next choice.
@@ -168,10 +169,10 @@ class Chosen:
 
 
 def select(features_of: FeaturesOf, labels: Ints, count: int, group: Group, shard: int = 2048) -> Chosen:
-    """Choose `count` samples and their weights. Collective; all ranks return the same. Raises `RankError` if
-    `features_of` fails.
+    """Choose `count` samples and their weights, the same on all ranks. Collective. Raises `RankError` if `features_of`
+    fails.
 
-    `features_of` is called once for each sample. For a class of several shards, one rank calls it once more with the
+    `features_of` is called once for each sample. For a class of several shards, one rank calls it again with the
     class's samples.
     """
     if count > len(labels):
@@ -220,8 +221,8 @@ def select(features_of: FeaturesOf, labels: Ints, count: int, group: Group, shar
 
 
 def _among(features_of: FeaturesOf, members: Ints, shards: list[tuple[Ints, Floats]], count: int) -> list[int]:
-    """Return the positions of the samples that GreeDi's second round chooses among the samples chosen in all shards.
-    This is a greedy choice among them, or the choice of a single shard if that has a lower cost."""
+    """Return the samples that GreeDi's second round chooses, as positions among all shards' chosen samples. This is a
+    greedy choice among these, or the choice of a single shard if that has a lower cost."""
     candidates = np.concatenate([features for _, features in shards])
     held = max(1, MOST // len(candidates))
     if len(members) > held:
@@ -239,8 +240,8 @@ def _among(features_of: FeaturesOf, members: Ints, shards: list[tuple[Ints, Floa
 def _nearest(
     mine: list[tuple[int, Ints]], rows: list[Floats], final: dict[int, tuple[Ints, Floats]], samples: int
 ) -> Floats:
-    """Return, for each sample of the dataset, the number of this rank's samples to which it is the nearest chosen
-    one."""
+    """Return counts for all samples of the dataset. A chosen sample's count is the number of this rank's samples to
+    which it is the nearest one; other counts are 0."""
     counts = np.zeros(samples)
     for (kind, _), features in zip(mine, rows, strict=True):
         indices, theirs = final[kind]

@@ -60,8 +60,8 @@ class CoresetFeed(Feed):
         self._selection = selection
 
     def due(self, epoch: int, cursor: int) -> bool:
-        """Return True if samples must be chosen before the epoch continues; equal on all ranks. Raises ValueError if
-        the checkpoint's selection was made with another size of the dataset or another fraction."""
+        """Return True if samples must be chosen before the epoch continues, the same on all ranks. Raises ValueError if
+        the checkpoint's selection was made from another number of samples or with another fraction."""
         selection = self._selection
         if selection.epoch < 0:
             return True

@@ -1,5 +1,4 @@
-"""Settings of a script's own DataLoader, which `Job.loader` uses, too. Which samples a batch has is chosen by the
-job."""
+"""Settings of a script's own DataLoader, which `Job.loader` uses, too. The job chooses the samples of each batch."""
 
 from __future__ import annotations
 
@@ -52,7 +51,7 @@ def taken_over(loader: DataLoader[Any]) -> TakenOver:
 
 
 def own_batches(loader: Any) -> Any:
-    """Return the batch sampler that the script made. If Accelerate has wrapped it, return the wrapped one."""
+    """Return the batch sampler that the script made, without Accelerate's wrapper around it."""
     batches = getattr(loader, "batch_sampler", None)
     return getattr(batches, "batch_sampler", batches)
 

@@ -63,15 +63,15 @@ class AccumulationStep:
     start: int
     """Position of the pass's first sample within the epoch's permutation."""
     samples: int
-    """Samples of the pass. If it is 0, the pass runs on a borrowed sample, which another pass counts, and its gradient
-    has weight 0."""
+    """Samples of the pass. If it is 0, the pass uses a borrowed sample, which another pass counts, and its gradient has
+    weight 0."""
     index: int
     count: int
     """Number of passes in the step, equal on all ranks."""
     largest: int
     """Samples of the largest pass of this step on any rank, 1 or more."""
     borrows: int = 1
-    """Number of times that the borrowed sample is in this pass, if `samples` is 0."""
+    """Number of copies of the borrowed sample in this pass, if `samples` is 0."""
     tokens: Tokens | None = None
     """Numbers of tokens if gradients are means over tokens; None if they are means over samples."""
 
@@ -89,8 +89,8 @@ class AccumulationStep:
 
     @property
     def counted(self) -> int:
-        """Weight of the pass in a mean of losses over several steps: its number of tokens if tokens are counted, else
-        of samples."""
+        """Weight of the pass in a mean of losses over several steps: its tokens if tokens are counted, else its
+        samples."""
         return self.samples if self.tokens is None else self.tokens.of_pass
 
     @property
@@ -113,8 +113,8 @@ def weigh(step: list[Pass], held: Callable[[Any], Any], total: Callable[[Sequenc
 
 def split(cursor: int, total: int, replicas: int, replica: int, unit: int = 1, least: int = 1) -> Share:
     """Return one replica's share of the `total` samples that begin at `cursor`. Shares are multiples of `unit`, and
-    differ by at most one `unit`. If `total` is no multiple of `unit` (an epoch's last step), the last share has the
-    remainder.
+    differ by at most one `unit`. In an epoch's last step, `total` may be no multiple of `unit`; the last share then has
+    the remainder.
 
     The first replicas have the larger shares, so that the first always has samples. If shares would be smaller than
     `least`, fewer replicas have samples.
@@ -148,8 +148,8 @@ def clamp_batch(
     max_accumulation_steps: int = 1,
     multiple_of: int = 1,
 ) -> int:
-    """Return the global batch to use, in samples: `wanted`, but at most `max_batch` and at most what the replicas hold.
-    It is a multiple of `multiple_of` if that many samples fit."""
+    """Return the global batch to use for `wanted` samples: at most `max_batch`, and at most as many as the replicas
+    hold. It is a multiple of `multiple_of` if that many samples fit."""
     most = max(1, min(max_batch, max_local_batch * max_accumulation_steps * replicas))
     if most < multiple_of:
         return most
@@ -159,8 +159,8 @@ def clamp_batch(
 
 @lru_cache(maxsize=256)
 def accumulation_count(total: int, replicas: int, max_local: int, unit: int = 1, least: int = 1) -> int:
-    """Return the number of passes that a step of `total` samples needs if no replica may have more than `max_local`
-    samples in a pass. `max_local` must be a multiple of `unit`."""
+    """Return the number of passes of a step of `total` samples, if no replica may have more than `max_local` samples in
+    a pass. `max_local` must be a multiple of `unit`."""
     return -(-_largest(total, replicas, unit, least) // max_local)
 
 
@@ -171,7 +171,7 @@ def _largest(total: int, parts: int, unit: int, least: int = 1) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Numbers that determine the passes of one replica in each step."""
+    """Global batch and limits from which the passes of one replica in each step follow."""
 
     batch: int
     """Samples of a step on all replicas, except in an epoch's last step."""
@@ -183,17 +183,17 @@ class Cut:
     """Divisor of the samples of each share and each pass, except in an epoch's last step."""
     uneven: Shares | None = None
     least: int = 1
-    """Fewest samples of a share that is not empty."""
+    """Smallest number of samples in a share, unless it is empty."""
     whole: int = 1
-    """Divisor of the samples of every step. An epoch leaves out the remaining samples."""
+    """Divisor of the samples of every step. An epoch does not use its remaining samples."""
 
 
 def accumulation_steps(share: Share, cut: Cut, largest_share: int | None = None) -> Iterator[AccumulationStep]:
-    """Yield the passes of one replica in one step: as few as possible with at most `max_local` samples each, of nearly
-    equal size in multiples of `unit`. `largest_share` is the largest share of any replica (default: that of even
-    shares).
+    """Yield the passes of one replica in one step, as few as possible with at most `max_local` samples each. They are
+    of nearly equal size, in multiples of `unit`. `largest_share` is the largest share of any replica (default: that of
+    even shares).
 
-    A pass without samples borrows the last sample of the step, or of the replica's share: every rank can fetch that.
+    A pass without samples borrows the last sample of the step, or of the replica's share, which every rank can fetch.
     """
     count = accumulation_count(share.total, cut.replicas, cut.max_local, cut.unit, cut.least)
     largest = _largest(largest_share or _largest(share.total, cut.replicas, cut.unit, cut.least), count, cut.unit)
@@ -220,7 +220,7 @@ def step_passes(cursor: int, total: int, cut: Cut) -> Iterator[AccumulationStep]
 
 
 def step_size(left: int, cut: Cut) -> int:
-    """Return the number of samples in the next step of an epoch that has `left` samples left; 0 if there is no further
+    """Return the number of samples in an epoch's next step if `left` samples are left; 0 if there is no further
     step."""
     total = min(cut.batch, left)
     total -= total % cut.whole
@@ -312,7 +312,7 @@ class Feed:
         exchange. Samples that workers have fetched in advance are not counted as used.
 
         Each fetch restores the global random generators afterwards, which takes 0.1 ms. With `seeded` the caller seeds
-        them before each step's first pass, so that the fetch for that pass need not restore them.
+        them before each step's first pass; the fetch for that pass then does not restore them.
         """
         order = self.order(epoch)
         self._generator.manual_seed(key(self._seed, epoch, cursor, cut.replica) >> 1)
@@ -323,24 +323,24 @@ class Feed:
         return zip(used, self._fetched(epoch), strict=True)
 
     def share(self, replicas: int, replica: int, most: int, unit: int = 1) -> list[AccumulationStep]:
-        """Return the replica's passes over its part of the whole dataset, each of at most `most` samples. Every replica
-        has as many passes as the largest part needs, except passes without samples."""
+        """Return the replica's passes over its part of the whole dataset, each of at most `most` samples. Replicas have
+        equally many passes, unless a part is too small for them."""
         cut = Cut(self.samples, replicas, replica, most, unit)
         return [part for part in step_passes(0, self.samples, cut) if part.samples]
 
     def fetch(self, parts: list[AccumulationStep]) -> Iterator[Any]:
-        """Yield the local batches of these passes, by the permutation of epoch 0."""
+        """Yield the local batches of these passes, in the order of epoch 0."""
         order = self.order(0)
         return self.fetch_samples(0, (fetched_indices(order, part) for part in parts))
 
     def fetch_samples(self, epoch: int, requests: Iterable[list[int]]) -> Iterator[Any]:
-        """Yield a local batch for each list of dataset indices, with random numbers of this epoch."""
+        """Yield a local batch for each list of dataset indices. Random numbers are those of `epoch`."""
         self._generator.manual_seed(self._seed)
         self._requests.to_come = (_Request(epoch, indices) for indices in requests)
         return self._fetched(None)
 
     def _fetched(self, epoch: int | None) -> Iterator[Any]:
-        """Yield the requested batches, from this epoch's workers if they exist, else from new workers."""
+        """Yield the requested batches from workers that already fetch for `epoch`, or else from new workers."""
         if self._renews and (epoch is None or epoch != self._walked):
             self._loader._iterator = None
         self._walked = epoch
@@ -352,7 +352,7 @@ class Feed:
         yield from ()
 
     def indices(self, epoch: int, part: AccumulationStep) -> list[int]:
-        """Return the dataset indices of a pass's own samples, without a borrowed one."""
+        """Return the dataset indices of a pass's own samples; empty for a pass with a borrowed sample."""
         return fetched_indices(self.order(epoch), part) if part.samples else []
 
 
@@ -363,8 +363,7 @@ def fetched_indices(order: npt.NDArray[np.int64], part: AccumulationStep) -> lis
 
 
 def _ahead(requests: Iterator[_Request]) -> Iterator[_Request]:
-    """Yield the requests, but compute `PLANNED` of them at a time, since it takes much longer to compute each between
-    two steps."""
+    """Yield the requests, but compute `PLANNED` of them at a time, which is much faster than one between two steps."""
     while several := list(islice(requests, PLANNED)):
         yield from several
 
@@ -391,7 +390,7 @@ class _Request(NamedTuple):
 
 
 class _Requests:
-    """Requests that are still to be fetched, for the DataLoader in place of a batch sampler."""
+    """Iterable over the next requests, which the DataLoader gets in place of a batch sampler."""
 
     to_come: Iterator[_Request] = iter(())
 
@@ -400,13 +399,13 @@ class _Requests:
 
 
 class _Collated(Dataset[Any]):
-    """The dataset that the DataLoader and its workers get: its items are local batches."""
+    """Dataset whose items are local batches, for the DataLoader and its workers."""
 
     def __init__(self, dataset: Dataset[Any], seed: int, keyed: bool, collate: Callable[[list[Any]], Any]) -> None:
         self.dataset, self._seed, self._collate = dataset, seed, collate
         self._by_item, self._collates = keyed and may_draw(dataset), keyed and collate is not default_collate
-        """True if fetching a sample, or collating a batch, may draw random numbers and so is seeded. torch's own
-        collate function draws none."""
+        """True if fetching a sample may draw random numbers, and if collating a batch may; it is then seeded. torch's
+        own collate function draws none."""
 
     def __getitems__(self, request: _Request) -> Any:
         epoch, indices, keep = request

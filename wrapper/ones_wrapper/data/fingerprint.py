@@ -1,4 +1,4 @@
-"""Fingerprint of a dataset, by which a later start checks that each number still has the same sample.
+"""Fingerprint of a dataset, by which a later start checks that each index still has the same sample.
 
 A split without a seed, or classes numbered by a set, may differ at another start. Then samples are used twice or never,
 although the length of the dataset is the same.
@@ -36,7 +36,7 @@ OTHER_ORDER = (
 
 
 def fingerprint(dataset: Dataset[Any], samples: int, options: dict[str, Any], order: int) -> str:
-    """Return numbers and digests of at most 16 samples, and then `order`, a number that identifies the order of all
+    """Return indices and digests of at most 16 samples, followed by `order`, a number that identifies the order of all
     epochs. A sample that differs when read twice with the same seed is left out. `options` are the DataLoader's; if it
     has workers, a worker reads the samples."""
     if os.environ.get(SWITCH) == "0":
@@ -57,8 +57,8 @@ def fingerprint(dataset: Dataset[Any], samples: int, options: dict[str, Any], or
 
 
 def check(mine: str, before: str, where: str) -> None:
-    """Raise ValueError if a sample, or the order, has another digest in `mine` than in `before`. The message names the
-    origin of `before`, which is `where`."""
+    """Raise ValueError if a sample or the order differs between two fingerprints, `mine` and `before`. The message
+    names the origin of `before`, which is `where`."""
     known = dict(one.split(":") for one in before.split())
     for number, digest in (one.split(":") for one in mine.split()):
         if known.get(number, digest) != digest:

@@ -15,8 +15,8 @@ class TrainingProgress:
     step: int = 0
     samples: int = 0
     padding: int = 0
-    """Samples by which the last base batches of past epochs fell short. `samples` + `padding` is a multiple of the base
-    batch at the end of an epoch."""
+    """Samples missing in the last base batches of past epochs. At the end of an epoch, `samples` + `padding` is a
+    multiple of the base batch."""
     batch: int = 0
     """Global batch of the last order, before it is limited to what the GPUs hold; 0 for the script's own batch."""
     dataset: int = 0
@@ -33,16 +33,16 @@ class TrainingProgress:
     resizes: int = 0
     """Number of runs that began at another world size than the run before."""
     failures: int = 0
-    """Number of starts that ended without notice or by an error, and were followed by another start."""
+    """Number of starts that ended without a last report or with an error, and were followed by another start."""
     trained_s: float = 0.0
     lr_peaks: list[float] = field(default_factory=list)
     """Largest learning rate that the script has set so far, for each optimizer."""
     momentum_power: float = 1.0
     """Power to which the script's momentum was raised in the last step. Momentum buffers are scaled accordingly."""
     admitted: float = 0.0
-    """Present global batch if it is above the base batch and needs no more samples than it (`Rate.admit`); else 0."""
+    """Present global batch if it is above the base batch but needs no more samples (`Rate.admit`); else 0."""
     left: int = -1
-    """Value of init's `epochs` at the time when the script left the loop over epochs early; -1 if it did not."""
+    """Number of epochs given to init when the script left the loop over epochs early; -1 if it did not."""
     run_id: str = ""
     """Name of the job's runs in experiment loggers. A job that resumes from this job's checkpoint keeps the name."""
 

@@ -46,8 +46,8 @@ def key(*parts: int) -> int:
 
 
 def seed_all(value: int) -> None:
-    """Seed the generators of `random`, numpy and torch's CPU with 64 bits. torch.manual_seed is not used: it also
-    searches for GPUs, which takes 0.2 ms."""
+    """Seed the generators of `random`, numpy and torch's CPU with 64 bits. torch.manual_seed is not used, because it
+    also searches for GPUs, which takes 0.2 ms."""
     random.seed(value)
     np.random.seed(value >> 32)
     torch.default_generator.manual_seed(value)
@@ -92,9 +92,9 @@ def may_draw(dataset: Dataset[Any]) -> bool:
 
 
 class WorkerInit:
-    """Function that a DataLoader's worker calls first. It makes `get_worker_info().dataset` the script's dataset rather
-    than our wrapper of it, and calls the script's own `worker_init_fn`. It also ignores the job's signals, since the
-    rank handles them."""
+    """Function that a DataLoader's worker calls first. It makes `get_worker_info().dataset` the script's dataset in
+    place of our wrapper, and calls the script's own `worker_init_fn`. It also ignores the job's signals, since the rank
+    handles them."""
 
     def __init__(self, then: Callable[[int], None] | None) -> None:
         self._then = then

@@ -25,7 +25,7 @@ class Shares:
     def samples(self, total: int, passes: int) -> tuple[int, ...]:
         """Return each rank's samples in a step of `total` samples, in at most `passes` passes.
 
-        The slowest rank finishes as early as possible: each next sample goes to the rank that would finish it first
+        The slowest rank finishes as early as possible: each further sample goes to the rank that would finish it first
         (method of highest averages). Each rank gets at least one sample if there are enough; rank 0 always does. Raises
         ValueError if `total` samples do not fit on the ranks.
         """

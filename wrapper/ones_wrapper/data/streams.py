@@ -1,10 +1,10 @@
 """Elastic data from a stream: a dataset that can only be iterated, such as an `IterableDataset`.
 
 Every rank iterates over the same stream, and keeps its share of each step. So a step has the same samples at any world
-size, and a checkpoint needs only the cursor. The price: each rank reads every sample, so that reading does not get
-faster with more ranks. Put expensive work into `collate_fn`, which gets only the rank's own samples. While it reads a
-step, a rank holds the samples of all ranks in memory. A run that begins in the middle of an epoch reads the used
-samples again, unless the stream has `from_position`, or `skip` without `set_epoch`.
+size, and a checkpoint needs only the cursor. Each rank reads every sample, so that reading does not get faster with
+more ranks. Put expensive work into `collate_fn`, which gets only the rank's own samples. While a rank reads a step, it
+holds the samples of all ranks in memory. A run that begins in the middle of an epoch reads the used samples again,
+unless the stream has `from_position`, or `skip` without `set_epoch`.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class StreamFeed:
         )
 
     def fingerprint(self) -> str:
-        """Return an empty text: samples of a stream cannot be read by number."""
+        """Return an empty text, since samples of a stream cannot be read by index."""
         return ""
 
     def batches(

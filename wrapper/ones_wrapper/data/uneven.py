@@ -1,7 +1,7 @@
 """Uneven ranks (`init(uneven=True)`): each rank measures its own time, and all agree on shares in proportion to speed.
 
 A rank's own time in a step lasts from the beginning of the data's fetch until backward has computed the last gradient.
-Not included are the wait for slower ranks and the optimizer's step, which do not depend on the share. At step
+The wait for slower ranks and the optimizer's step are not included, because they do not depend on the share. At step
 boundaries ranks exchange their times per sample, and each computes the same shares from them.
 
 The new weights are the measured samples per second. If a step also has a constant part, repeated changes still lead to
@@ -37,13 +37,13 @@ STEPS = 8
 WINDOW = 64
 """Largest number of steps in a measurement."""
 LATE = 16
-"""Largest number of steps whose GPU times are awaited, since the processor runs ahead of the GPU."""
+"""Largest number of steps whose GPU times are not known yet, since the processor runs ahead of the GPU."""
 UNIT = 1e-12
 """Unit in seconds of the times that ranks exchange as integers."""
 
 
 class OwnTime:
-    """Clock of a rank's own time in a step: it runs from `start` on, and pauses while gradients are exchanged."""
+    """Clock of a rank's own time in a step. It runs from `start` on, and pauses while gradients are exchanged."""
 
     def __init__(self, device: torch.device, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
@@ -73,17 +73,17 @@ class OwnTime:
             self._events[-1][1].record()
 
     def exchanged(self) -> None:
-        """Let the clock run again: the exchange has ended."""
+        """Continue the clock, because the exchange has ended."""
         self._own += max(0.0, self._until - self._began)
         self._resume()
 
     def taken(self) -> Callable[[], float | None]:
-        """Return a function that returns the rank's own time since `start`, once it is known (`taken_s`)."""
+        """Return a function that returns the rank's own time since `start`; see `taken_s`."""
         return partial(taken_s, self._own + max(0.0, self._until - self._began), tuple(self._events))
 
 
 def taken_s(processor_s: float, events: Sequence[tuple[Any, Any]]) -> float | None:
-    """Return the longer of processor time and GPU time of a step, in seconds; None until the GPU has finished the
+    """Return the longer of a step's processor time and GPU time in seconds; None until the GPU has finished the
     step."""
     if not all(end.query() for _, end in events):
         return None
@@ -97,8 +97,7 @@ def _recorded() -> torch.cuda.Event:
 
 
 class Uneven:
-    """Shares of one run's steps by measured speed. All ranks compute the same shares, from the times that they
-    exchanged."""
+    """Shares of one run's steps by measured speed. All ranks compute the same shares from times that they exchange."""
 
     def __init__(self, device: torch.device, most: int) -> None:
         """`most` is the largest number of samples in a pass of this rank."""
@@ -128,8 +127,8 @@ class Uneven:
             self._new.extend([seconds / held] if seconds else [])
 
     def proposal(self, rank: int, world: int) -> list[int]:
-        """Return this rank's numbers for the agreement: a list of each rank's time per sample in `UNIT`, then of each
-        rank's most samples in a pass. Numbers of other ranks are 0. So is this rank's time until enough steps were
+        """Return this rank's numbers for the agreement: the time per sample of each rank in `UNIT`, then the most
+        samples in a pass of each rank. Numbers of other ranks are 0, and so is this rank's time until enough steps are
         measured."""
         if world == 1:
             return []
@@ -141,7 +140,7 @@ class Uneven:
 
     def agreed(self, slots: Sequence[int], total: int, passes: int) -> bool:
         """Update the shares from the numbers of all ranks; return True if they changed. `total` is the global batch,
-        used in `passes` passes."""
+        and `passes` the number of passes in a step."""
         world = len(slots) // 2
         if not all(slots) or not world:
             return False
@@ -168,7 +167,7 @@ def counts(shares: Shares | None, total: int, world: int, passes: int) -> tuple[
 
 
 def _bounded(shares: Shares | None, times: Sequence[float]) -> tuple[float, ...]:
-    """Return each rank's weight by its speed, with mean about 1. A weight changes at most by the factor `BOUND`."""
+    """Return each rank's weight by its speed, with mean about 1. No weight changes by more than the factor `BOUND`."""
     world, whole = len(times), sum(1.0 / each for each in times)
     before = shares.speeds if shares is not None else (1.0,) * world
     wanted = (world / (each * whole) for each in times)
