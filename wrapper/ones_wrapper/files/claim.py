@@ -2,9 +2,8 @@
 
 Two trainings in one directory would mix their reports and overwrite each other's checkpoints. So a training first
 claims the directory by a line in a file. A second training ends before it changes anything. A claim ends with its
-process. A POSIX lock shows whether the process lives; network file systems support it, too. Some file systems have no
-locks, or locks that only one host sees. There the age of the claim file shows this, because the holder renews the
-file's time. Imports no torch.
+process. A POSIX lock shows if the process lives; network file systems support it, too. On a file system without locks,
+or with locks that only one host sees, the holder renews the claim file's time instead. Imports no torch.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from ones_wrapper.files.job_lock import WAIT_S, try_lock
 
 CLAIM = ".claim"
 BEAT_S = 2.0
-"""Seconds between two renewals of a held claim file's time."""
+"""Seconds between two renewals of a claim file's time by its holder."""
 WATCH_S = 3 * BEAT_S
 """Seconds without a renewal after which a holder counts as ended, if no lock shows that it lives."""
 _SETTLE_S = 0.5
@@ -146,8 +145,9 @@ def _holder_in(handle: int) -> Holder | None:
 
 
 def _beats(path: Path, seconds: float) -> bool:
-    """Return True if a holder renews the file's time. Each check opens the file, since on NFS only that asks the
-    server. The checks are counted, not the seconds: after the machine was suspended, the holder needs time as well."""
+    """Return True if a holder renews the file's time. Each check opens the file, since on NFS only an open asks the
+    server. The checks are counted, not the seconds, so that a suspended machine does not count as a holder's
+    silence."""
     first = _time(path)
     for _ in range(20):
         time.sleep(seconds / 20)

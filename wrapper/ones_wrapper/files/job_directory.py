@@ -54,7 +54,7 @@ class RunSummary:
     tasks: tuple[int, ...] = ()
     """Tasks of the last reported membership, in a job of blocks."""
     ended: bool = False
-    """True if the script reached its end, or left by itself."""
+    """True if training finished, or was stopped by the owner or the script."""
 
 
 def summarize_reports(job_dir: Path, restart: int) -> RunSummary:
@@ -73,7 +73,7 @@ def summarize_reports(job_dir: Path, restart: int) -> RunSummary:
 
 
 def newest_run(job_dir: Path, most: int) -> int:
-    """Return the number of the newest run, up to `most`, that has reports; `most` if there is none."""
+    """Return the number of the newest run, at most `most`, that has reports; `most` if there is none."""
     try:
         names = [found for entry in job_dir.iterdir() if (found := _REPORTS.fullmatch(entry.name))]
     except OSError:
@@ -84,12 +84,12 @@ def newest_run(job_dir: Path, most: int) -> int:
 class ExitCodes:
     """Files with the exit codes of a start's node launchers (with MPI: its ranks), for `ones-run`.
 
-    `srun` returns the highest code of all tasks, and 137 for tasks that it kills after another has failed. Other
-    launchers have other rules. Without these files the script's own code would be lost.
+    Without these files the script's own code would be lost: `srun` returns the highest code of all tasks, and 137 for
+    tasks that it kills after another has failed. Other launchers have other rules.
     """
 
     def __init__(self, job_dir: Path, restart: int, task: int | None = None) -> None:
-        """`task` is the block's task, in a job of blocks: the blocks of a job share its directory."""
+        """`task` is the block's array task in a job of blocks, whose blocks share a directory."""
         self._job_dir, self._own = job_dir, "" if task is None else f"block{task}-"
         self._start = f".exit-{self._own}{restart}-"
 
@@ -100,7 +100,7 @@ class ExitCodes:
         return cls(Path(env["ONES_JOB_DIR"]), number(env, "SLURM_RESTART_COUNT") or 0, block.task if block else None)
 
     def write(self, who: int, code: int) -> bool:
-        """Write the exit code of a node launcher or rank; return False if the file could not be written: `ones-run`
+        """Write the exit code of a node launcher or rank. Return False if the file could not be written; `ones-run`
         then uses the launcher's own code."""
         try:
             replace_small(self._job_dir / f"{self._start}{who}", f"{time.time():.6f} {code}".encode(), sync=False)
@@ -122,12 +122,12 @@ class ExitCodes:
         return explaining_code([written for _, written in sorted(left)])
 
     def remove(self) -> None:
-        """Remove the exit codes of earlier starts before a new start; other blocks' files stay."""
+        """Remove the exit codes of this block's earlier starts."""
         for kind in (".exit-", ".new-exit-"):
             for path in [*self._job_dir.glob(f"{kind}{self._own}*")]:
                 path.unlink(missing_ok=True)
 
     def error_file(self, env: Mapping[str, str]) -> Path:
-        """Return the path of the file with the error of the rank that failed first. Other ranks then do not print the
-        same error."""
+        """Return the path of the file with the error of the rank that failed first; other ranks then do not print
+        theirs."""
         return self._job_dir / f"{self._start}error-{env.get('ONES_ATTEMPT') or 0}-{env.get('ONES_FORK') or 0}"

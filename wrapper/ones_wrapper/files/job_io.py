@@ -40,7 +40,7 @@ POLL_S = 0.5
 
 
 def not_ours(path: Path) -> str:
-    """Return why this user cannot use a directory as a job's directory, and what to do; empty if it can be used."""
+    """Return why this user cannot use a directory as a job's directory, and what to do; empty if the user can."""
     state = path.lstat()
     if stat.S_ISLNK(state.st_mode):
         return "is a link; set ONES_JOB_DIR to the directory itself"
@@ -203,8 +203,8 @@ class OwnerRequests:
 
 
 def previous(job_dir: Path, restart: int) -> tuple[float, bool]:
-    """Return the Unix time of the previous start's last report, of this run or the run before; 0 for none. Also return
-    True if the start sent no bye, or a bye with an error: a rank, a node or the network failed."""
+    """Return the Unix time of the last report of the previous start, in this run or the run before; 0 for none. Also
+    return True if that start sent no bye, or a bye with an error."""
     for number in (restart, restart - 1):
         for when, report in reversed([*read_reports(job_dir / reports_name(number), 0, 4 * MAX_LINE)]):
             return when, not isinstance(report, Bye) or report.reason == "error"

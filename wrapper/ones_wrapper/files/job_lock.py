@@ -1,7 +1,7 @@
 """Lock of a job's directory: two jobs in it would remove and replace each other's files.
 
-Rank 0 holds this lock, while `ones-run` holds the claim. Ranks may outlive a killed `ones-run`, for example under
-`mpirun`. Imports only the standard library, since `ones-run` imports this module before torch.
+Rank 0 holds this lock, in addition to the claim of `ones-run`, since ranks may outlive a killed `ones-run`, for example
+under `mpirun`. Imports only the standard library, since `ones-run` imports this module before torch.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 LOCK = ".lock"
 WAIT_S = 5.0
-"""Seconds for which a run that is ending may still hold the directory."""
+"""Seconds that a new holder waits, since a run that is ending may still hold the directory."""
 
 
 class InUseError(Exception):
@@ -25,9 +25,9 @@ def lock_directory(job_dir: Path, job_id: int, wait_s: float = WAIT_S) -> int | 
     """Lock the directory until this process ends, or until the returned handle is closed. Return None if no lock was
     taken. The present holder has `wait_s` seconds to end.
 
-    Raises `InUseError` if another job holds the lock. The run continues without a lock if the file system has none, or
-    if this job holds it already. That holder may be an earlier run on a node that died. The lock is a POSIX lock:
-    network file systems support it, and forked processes do not inherit it.
+    Raises `InUseError` if another job holds the lock. There is no lock if the file system has none, or if an earlier
+    run of this job holds it. The lock is a POSIX lock: network file systems support it, and forked processes do not
+    inherit it.
     """
     try:
         handle = os.open(job_dir / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
@@ -52,7 +52,7 @@ def lock_directory(job_dir: Path, job_id: int, wait_s: float = WAIT_S) -> int | 
 
 
 def holder(job_dir: Path, wait_s: float = 0.0) -> str:
-    """Return a text with job, process and host that hold the directory. Empty if the lock is free within `wait_s`
+    """Return a text with job, process and host that hold the directory; empty if the lock becomes free within `wait_s`
     seconds, or cannot be read. Changes nothing in the directory."""
     try:
         handle = os.open(job_dir / LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)

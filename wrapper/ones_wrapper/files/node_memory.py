@@ -1,8 +1,9 @@
-"""A launcher's folder in its node's memory, by which a planned term gets its state without the job's file system.
+"""A node launcher's folder in its node's memory, by which a planned term gets its state without the job's file system.
 
-The folder belongs to the node's launcher, which outlives its ranks. A lock shows that the launcher, or a rank of it,
-lives; a launcher that starts removes the folders of those that were killed. Until the disk has a newer one, a file in
-the job's directory describes the checkpoint in memory, with the folder of each file. Needs only the standard library.
+The launcher outlives its ranks, and keeps the folder. A lock shows that the launcher or one of its ranks lives. A
+launcher that starts removes the folders of launchers that were killed. A file in the job's directory describes the
+checkpoint in memory, with the folder of each of its files. It is removed once the disk has a newer checkpoint. Needs
+only the standard library.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ COPY_STEPS = "ONES_COPY_STEPS"
 """Environment variable: steps between two copies of a sharded training in the nodes' memory; none if it is 0 or
 missing."""
 FOLDER = "ONES_MEMORY_FOLDER"
-"""Environment variable of the ranks: their launcher's folder (`MemoryFolder.text`)."""
+"""Environment variable with the folder of the ranks' launcher (`MemoryFolder.text`)."""
 HELD = ".in-memory"
 """File among the job's checkpoints that describes the checkpoint in the nodes' memory (`HeldCheckpoint`)."""
 PIECE = re.compile(r"tensors-\d{5,}\.safetensors|rest\.pt", re.ASCII)
@@ -42,25 +43,25 @@ _NAMES_1 = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_fil
 
 @dataclass(frozen=True)
 class MemoryFolder:
-    """A launcher's folder, as other processes of the job know it."""
+    """A launcher's folder in memory, as other processes of the job know it."""
 
     node: str
     """Name of the file system in memory; equal for all processes that see the folder."""
     host: str
     port: int
-    """Address at which the folder's files are served (`network.pieces`)."""
+    """Port of the server of the folder's files (`network.pieces`), on `host`."""
     room: int
-    """Bytes that might be written there as the launcher began."""
+    """Bytes that fitted into the folder when the launcher began."""
     path: Path
 
     @property
     def text(self) -> str:
-        """Text for `parse`."""
+        """This folder as a text, which `parse` reads."""
         return f"{self.node} {self.host} {self.port} {self.room} {self.path}"
 
     @property
     def checkpoints(self) -> Path:
-        """Folder of the checkpoints in it."""
+        """Folder of the checkpoints within this folder."""
         return self.path / CHECKPOINTS
 
     @classmethod
@@ -74,23 +75,23 @@ class MemoryFolder:
 
 @dataclass(frozen=True)
 class HeldCheckpoint:
-    """The one checkpoint that lies in memory."""
+    """The one checkpoint in the nodes' memory."""
 
     name: str
     manifest: dict[str, Any]
     folders: tuple[str, ...]
-    """Launchers' folders that have its files (`MemoryFolder.text`)."""
+    """Folders that have its files (`MemoryFolder.text`)."""
     places: dict[str, list[int]]
-    """Numbers of the folders that have each file."""
+    """Indices in `folders` for each file."""
 
     @property
     def text(self) -> str:
-        """Text for `parse`."""
+        """This checkpoint as JSON, which `parse` reads."""
         return json.dumps(asdict(self))
 
     @classmethod
     def parse(cls, data: Mapping[str, Any]) -> HeldCheckpoint:
-        """Return the checkpoint of these values. Raises ValueError."""
+        """Return the checkpoint from parsed JSON. Raises ValueError."""
         try:
             found = cls(data["name"], data["manifest"], tuple(data["folders"]), data["places"])
             sound = STEP_NAME.fullmatch(found.name) and found.places.keys() == found.manifest["files"].keys()
@@ -108,23 +109,25 @@ class HeldCheckpoint:
         return [MemoryFolder.parse(self.folders[number]) for number in self.places[file]]
 
     def second_at(self, folder: str) -> HeldCheckpoint:
-        """Return this checkpoint with those files only whose second copy is to lie in this folder, and without it."""
+        """Return this checkpoint with only the files whose second copy belongs in `folder`, and only with their first
+        copies."""
         there = {file: at[:1] for file, at in self.places.items() if folder in map(self.folders.__getitem__, at[1:])}
         return replace(self, places=there)
 
     def at(self, folders: Sequence[str]) -> HeldCheckpoint:
-        """Return this checkpoint once each of these folders has all files."""
+        """Return this checkpoint with other `folders`, each with all its files."""
         once = tuple(dict.fromkeys(folders))
         return replace(self, folders=once, places={file: [i % len(once)] for i, file in enumerate(sorted(self.places))})
 
 
 class NodeMemory:
-    """The folder of one node launcher, which keeps the lock until its end."""
+    """A node launcher's folder in memory, which the launcher locks until its end."""
 
     def __init__(self, env: Mapping[str, str]) -> None:
-        """`ONES_MEMORY` names the file system in memory; if it is empty or missing, there is no folder."""
+        """The variable `ONES_MEMORY` names the file system in memory (default `/dev/shm`); if it is empty, there is no
+        folder."""
         self.folder: MemoryFolder | None = None
-        """The folder, without an address; None if there is none."""
+        """The folder, not served yet; None if there is none."""
         root = Path(env.get("ONES_MEMORY", "/dev/shm"))
         if not root.is_absolute():
             return
@@ -136,7 +139,7 @@ class NodeMemory:
                 self.folder = MemoryFolder(f"{boot}-{place.st_dev}-{place.st_ino}", "", 0, room(path), path)
 
     def remove(self) -> None:
-        """Remove the folder: the block ends on this node."""
+        """Remove the folder, because the block ends on this node."""
         if self.folder is not None:
             shutil.rmtree(self.folder.path, ignore_errors=True)
 
@@ -167,16 +170,18 @@ def own_folder() -> MemoryFolder | None:
 
 
 def least_room(texts: Sequence[str]) -> str:
-    """Return the text of the folder with the least room; empty if one of a block's launchers has no folder."""
+    """Return the text of the folder with the least room; empty if a launcher has no folder."""
     return min(texts, key=lambda text: MemoryFolder.parse(text).room) if all(texts) else ""
 
 
 def folder_for(coming: Sequence[str], present: Sequence[str]) -> tuple[MemoryFolder, int] | None:
-    """Return the folder into which this rank writes its part, and the bytes that the whole checkpoint may have. None
-    unless all launchers before and after the change, given by `MemoryFolder.text`, have a folder.
+    """Return the folder into which this rank writes its part, and the largest size of the whole checkpoint in bytes.
+    `coming` and `present` are the `MemoryFolder.text` of all launchers after and before the change. None if one of
+    these is empty.
 
-    The folder is of the first coming launcher that sees this node's memory, else of this rank's own. Every node gets
-    the whole checkpoint, so the least room counts."""
+    The folder is that of the first coming launcher on this rank's node, else of this rank's own launcher. Every node
+    gets the whole checkpoint, so that the least room counts.
+    """
     own = own_folder()
     if own is None or not all((*coming, *present)):
         return None
@@ -206,7 +211,7 @@ def neighbour(launchers: Sequence[tuple[int, str]], rank: int) -> str:
 
 
 def ours(folder: Path) -> bool:
-    """Return whether this is a launcher's folder of this user, which no other user can write or read."""
+    """Return True for a launcher's folder that belongs to this user, and that no other user can read or write."""
     with suppress(OSError):
         state = folder.lstat()
         private = stat.S_ISDIR(state.st_mode) and not state.st_mode & 0o077
@@ -227,13 +232,13 @@ def clear(folder: Path, but: str = "") -> None:
 
 
 def hold(checkpoints: Path, held: HeldCheckpoint) -> None:
-    """Describe the checkpoint in memory among the job's checkpoints. Not synced: no node that lost power has it."""
+    """Write the description of the checkpoint in memory. It is not synced, since memory is lost with the node's power,
+    too."""
     replace_small(checkpoints / HELD, held.text.encode(), 0o600, sync=False)
 
 
 def held(checkpoints: Path) -> HeldCheckpoint | None:
-    """Return the checkpoint in memory that is described among the job's checkpoints; None if there is no such
-    checkpoint."""
+    """Return the checkpoint in memory that the file in `checkpoints` describes; None if there is none."""
     try:
         return HeldCheckpoint.parse(read_json(checkpoints / HELD, _MOST_BYTES))
     except (OSError, ValueError):
@@ -241,13 +246,13 @@ def held(checkpoints: Path) -> HeldCheckpoint | None:
 
 
 def drop(checkpoints: Path) -> None:
-    """Remove the description of the checkpoint in memory, which counts no more. Raises OSError."""
+    """Remove the description of the checkpoint in memory. Raises OSError."""
     (checkpoints / HELD).unlink(missing_ok=True)
 
 
 def room(folder: Path) -> int:
-    """Return the bytes that may be written into the folder; 0 if they are unknown. Half of the free memory is left: the
-    copy that is written to the disk needs as much."""
+    """Return the bytes that may be written into the folder; 0 if unknown. Half of the free memory stays free, for the
+    copy that is written to the disk."""
     with suppress(OSError, ValueError):
         of = os.statvfs(folder)
         return min(of.f_bavail * of.f_frsize, min(_free()) // 2)

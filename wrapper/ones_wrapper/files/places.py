@@ -33,7 +33,7 @@ def find_job_directory(env: Mapping[str, str], cwd: Path) -> Path:
 
 
 def make_root(env: Mapping[str, str], cwd: Path) -> None:
-    """Create the folder ONES_JOB_ROOT, unless ONES_JOB_DIR takes precedence. Raises `LaunchError`."""
+    """Create the folder ONES_JOB_ROOT, unless ONES_JOB_DIR is set. Raises `LaunchError`."""
     root = env.get("ONES_JOB_ROOT")
     if not root or env.get("ONES_JOB_DIR"):
         return
@@ -92,8 +92,8 @@ def _point(pointer: Path, text: bytes) -> None:
 
 
 def find_spool(env: Mapping[str, str], published: Path = Path(SPOOL_FILE)) -> Path | None:
-    """Return the spool from which this job reads orders: ONES_SPOOL, or that in the site's file; None if there is none.
-    `protocol.SPOOL_FILE` says when jobs use the site's file."""
+    """Return the spool from which this job reads orders: ONES_SPOOL, or the one named in the site's file
+    (`protocol.SPOOL_FILE`); None if there is none."""
     if given := env.get("ONES_SPOOL"):
         return Path(given)
     if "ONES_LAUNCHED" in env:  # ones-run has looked, and complained once

@@ -53,9 +53,9 @@ def prepare_job_directory(
     """Create or check the job's directory, claim it, and write a pointer if needed; return the claim.
 
     With `resume_from`, a job's id or directory, the job begins with the undamaged checkpoints of that job. Ranks that
-    `ones-run` started only check the directory and return None, because `ones-run` has done the rest. Each block of a
-    job claims the directory for its own task. Raises `LaunchError`, and `ClaimedError` before anything in the directory
-    is changed.
+    `ones-run` started only check the directory and return None, since `ones-run` has done the rest. Each block of a job
+    claims the directory for its own task. Raises `LaunchError`, and `ClaimedError` before anything in the directory is
+    changed.
     """
     make_root(env, cwd)
     make_job_directory(path)
@@ -72,7 +72,7 @@ def prepare_job_directory(
 
 
 def drop_left(path: Path) -> None:
-    """Remove requests of the owner to an earlier run, which ended before it could fulfil them."""
+    """Remove the owner's requests to an earlier run, which ended before it could fulfil them."""
     for name in (STOP, SAVE):
         with suppress(OSError):
             asked = (path / name).lstat().st_mtime
@@ -81,10 +81,10 @@ def drop_left(path: Path) -> None:
 
 
 def take_over(path: Path, job_id: int) -> None:
-    """Make the directory this job's: spec, reports and orders of another job are moved to `earlier-<id>`; checkpoints
+    """Make the directory this job's. Spec, reports and orders of another job are moved to `earlier-<id>`; checkpoints
     stay.
 
-    Each job numbers reports and orders from the start, and must not read an old order or sweep result. Raises
+    Reports and orders of each job are numbered from the start, so that old ones would be taken for this job's. Raises
     `LaunchError` if the other job still runs.
     """
     before = _owner(path)

@@ -18,8 +18,8 @@ _ALLOWED = re.compile(r"[A-Za-z0-9_.-]{1,100}")
 
 
 def run_id(directory: Path, env: Mapping[str, str], job_id: int) -> str:
-    """Return the run id of the job: that of an earlier run, or a new one. Blocks that start at the same time get the
-    same. Raises OSError if the directory cannot be written."""
+    """Return the run id of the job: an earlier run's, or else a new one. Blocks that start at the same time get the
+    same id. Raises OSError if the directory cannot be written."""
     path = directory / FILE
     cluster = re.sub(r"[^A-Za-z0-9_.-]", "-", env.get("SLURM_CLUSTER_NAME") or "local")[:40]
     if not path.exists():
@@ -32,6 +32,6 @@ def run_id(directory: Path, env: Mapping[str, str], job_id: int) -> str:
 
 def seeds(name: str, env: Mapping[str, str]) -> dict[str, str]:
     """Return environment variables with seeds, equal for all ranks and all starts of the run `name`, for scripts that
-    set none. They are for the hash of texts, on which the order of sets depends, and for the random generators."""
+    set none. They seed the hash of texts, on which the order of sets depends, and the random generators."""
     seed = str(zlib.crc32(name.encode()))
     return {SEED: seed, "PYTHONHASHSEED": env.get("PYTHONHASHSEED") or seed}
