@@ -7,9 +7,9 @@ As in ONES, a candidate assigns GPUs to jobs, and a population of candidates is 
 generation it is refreshed, crossed uniformly, mutated, filled and cut to the best. These points differ from ONES; the
 option in brackets switches each off:
 
-1. What counts is progress, not samples: goodput is throughput × statistical efficiency (`goodput`).
-2. The score of a candidate is the worth of each job's progress to all jobs, also to those that wait meanwhile
-   (worth.py). ONES counts the remaining GPU-seconds of running jobs (`completion_prices`).
+1. Progress counts, not samples: goodput is throughput × statistical efficiency (`goodput`).
+2. The score of a candidate is the worth of each job's progress to all jobs, waiting ones included (worth.py). ONES
+   counts the remaining GPU-seconds of running jobs (`completion_prices`).
 3. The completed fraction ρ of a job is the mean of its distribution, not one draw from it (`expect`).
 4. Speeds depend on the number of nodes, and sizes of uncertain speed count as slower (`placement`, `caution`). A job
    grows to at most `leap` times the most GPUs that it has had.

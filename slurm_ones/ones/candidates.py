@@ -1,8 +1,8 @@
 """Candidates of the search: greedy seeds, the steps of a generation, and room on the nodes.
 
-A candidate is an array (J,) that gives each job a size, as a column of the tables. A population is (K, J). In ONES
-(§3.2) a gene is the job of one GPU. Here it is the size of one job, since the GPUs of a node are alike and Slurm
-chooses the nodes. No step uses more GPUs than there are, or gives a job a size that it may not have.
+A candidate is an array (J,) with the size of each job, as a column of the tables. A population is (K, J). In ONES
+(§3.2) a gene is the job of one GPU; here it is the size of one job. No step uses more GPUs than there are, or gives a
+job a size that it may not have.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from slurm_ones.policy.shapes import shape_of
 
 HALVINGS = 40
 STEPS = 12
-"""Largest number of steps by which jobs of a candidate without room shrink, and also by which its jobs then grow."""
+"""Largest number of steps by which a candidate without room is shrunk, and by which it then grows again."""
 FILLS = 64
-"""Largest number of growths by which the free GPUs of one candidate are assigned to jobs."""
+"""Largest number of growth steps that assign a candidate's free GPUs."""
 
 
 def greedy(choices: Choices) -> Ints:
-    """Return the columns (J,) of a good candidate that fits. Each job takes the size that is best at the clearing
-    price; then free GPUs go to the jobs that gain most."""
+    """Return the columns (J,) of a good candidate that fits. Each job gets its best size at the clearing price; then
+    free GPUs go to the jobs that gain most."""
     return fill(choices, _at_price(choices, clearing_price(choices)))
 
 
 def dual_bound(choices: Choices, price: float) -> float:
-    """Return an upper bound on the total worth of any candidate, by weak duality. It is Σ over jobs of max (worth −
-    `price` × GPUs), plus `price` × all GPUs. The bound is lowest at the clearing price."""
+    """Return an upper bound on the total worth of any candidate: Σ over jobs of max (worth − `price` × GPUs), plus
+    `price` × all GPUs. It is lowest at the clearing price (weak duality)."""
     return float((choices.worth - price * choices.sizes).max(axis=1).sum()) + price * choices.gpus
 
 
 def clearing_price(choices: Choices) -> float:
-    """Return the price of a GPU, in worth, at which jobs choose sizes that together just fit the GPUs. It is 0 if they
-    fit even when GPUs cost nothing."""
+    """Return the price of a GPU, in worth, at which the sizes that jobs choose just fit all GPUs. It is 0 if they fit
+    even without a price."""
     low, high = 0.0, 1.0
     if _gpus(choices, _at_price(choices, low)) <= choices.gpus:
         return low
@@ -83,8 +83,8 @@ def fill(choices: Choices, columns: Ints) -> Ints:
 
 
 def _growth(choices: Choices, rows: Ints, columns: Ints) -> tuple[Ints, Floats]:
-    """Return two (R, U) arrays for the jobs `rows`: the GPUs that each column has beyond `columns` (R,), and its gain
-    in worth for each of these GPUs. The gain is -inf if the column has no more GPUs or no more worth."""
+    """Return two (R, U) arrays for the jobs `rows`, whose columns are `columns` (R,): additional GPUs at each column,
+    and gain in worth per additional GPU. The gain is -inf at a column with no more GPUs or no more worth."""
     more = choices.sizes - choices.sizes[columns][:, None]
     held = choices.worth[rows, columns]
     gain = choices.worth[rows] - np.where(np.isfinite(held), held, 0.0)[:, None]
@@ -114,8 +114,8 @@ def uniform_crossover(parents: Ints, rng: np.random.Generator) -> Ints:
 
 
 def mutate(choices: Choices, parents: Ints, chance: float, rng: np.random.Generator) -> Ints:
-    """Return the candidates (K, J) with some jobs one size larger or smaller. Each job is changed with probability
-    `chance`, or less, so that at most four jobs of a candidate change on average."""
+    """Return the candidates (K, J) with some jobs one size larger or smaller. Each job changes with probability
+    `chance`, less if more than four jobs of a candidate would change on average."""
     count, jobs = parents.shape
     rate = min(chance, 4.0 / max(jobs, 1))
     rows = np.arange(jobs)
@@ -124,11 +124,8 @@ def mutate(choices: Choices, parents: Ints, chance: float, rng: np.random.Genera
 
 
 def repair(choices: Choices, candidates: Ints, least: Ints, rng: np.random.Generator) -> Ints:
-    """Return the candidates (K, J) changed so that they fit the GPUs.
-
-    `least` (J,) is a solution that fits. In a candidate that needs too many GPUs, jobs in random order go to their
-    column in `least`, until the candidate fits.
-    """
+    """Return the candidates (K, J), changed so that they fit the GPUs: jobs in random order get their column in `least`
+    (J,), a solution that fits."""
     excess = choices.sizes[candidates] - choices.sizes[least]
     over = choices.sizes[candidates].sum(axis=1) - choices.gpus
     if not (over > 0).any():
@@ -143,8 +140,8 @@ def repair(choices: Choices, candidates: Ints, least: Ints, rng: np.random.Gener
 
 
 def improve(choices: Choices, candidates: Ints, rounds: int) -> Ints:
-    """Return the candidates (K, J) after local search. In each round one job grows by a size, on free GPUs or on those
-    that another job gives up. In the second case the two jobs together must gain."""
+    """Return the candidates (K, J) after local search. In each round one job grows by one size, on free GPUs or on GPUs
+    that another job gives up, if both together gain."""
     candidates = candidates.copy()
     if not candidates.size:
         return candidates
@@ -176,10 +173,10 @@ def improve(choices: Choices, candidates: Ints, rounds: int) -> Ints:
 
 
 class NodeRoom:
-    """Check of a whole population of candidates for room on the nodes.
+    """Check of candidates for room on the nodes.
 
-    A job that keeps its size, or that changes it in place, keeps its nodes. All other jobs are placed by best fit, the
-    largest first. Blocks that join a job may be on any free GPUs.
+    A job that keeps its size, or changes it without new nodes, keeps its nodes. All other jobs are placed by best fit,
+    the largest first. Blocks that join a job may be on any free GPUs.
     """
 
     def __init__(self, cluster: ClusterView, jobs: Sequence[JobView], fixed: Sequence[JobView], sizes: Ints) -> None:
@@ -188,7 +185,7 @@ class NodeRoom:
         self._free = free_by_node(cluster, fixed)
         self._per_node, self._uniform = cluster.gpus_per_node, cluster.uniform
         self.gpus = int(self._free.sum())
-        """Total GPUs that the jobs that may change can have."""
+        """Total GPUs for the jobs that may change."""
         self._parts = np.zeros((len(sizes), self._per_node + 1), dtype=np.int64)
         for u, shape in enumerate(shape_of(cluster, int(n)) for n in sizes):
             if shape is not None and shape.gpus_per_node <= self._per_node:
@@ -201,8 +198,8 @@ class NodeRoom:
         return again + joining
 
     def missing(self, candidates: Ints) -> tuple[Floats, Floats]:
-        """Return the GPUs without room in each candidate, as two arrays (K,): of jobs that are placed again, and of
-        blocks that join."""
+        """Return the GPUs without room in each candidate, as two arrays (K,): for jobs that are placed again, and for
+        joining blocks."""
         count, columns = len(candidates), len(self._parts)
         if not self._uniform or not candidates.size:
             return np.zeros(count), np.zeros(count)
@@ -221,10 +218,10 @@ class NodeRoom:
         return missing, np.maximum(joining - left, 0).astype(np.float64)
 
     def fitted(self, choices: Choices, candidates: Ints) -> Ints:
-        """Return the candidates (K, J) changed so that they find room, or at least lack less of it.
+        """Return the candidates (K, J), changed so that they find room or lack less.
 
-        In each round, one of the jobs without room takes a step back towards its present size: the job that loses least
-        worth for each GPU. Afterwards other jobs grow into the GPUs that are left.
+        In each round, the job without room that loses least worth per GPU takes a step back towards its present size.
+        Afterwards jobs grow into the GPUs that are left.
         """
         candidates = candidates.copy()
         rows = np.arange(candidates.shape[1])
@@ -250,8 +247,8 @@ class NodeRoom:
         return candidates
 
     def _filled(self, choices: Choices, candidates: Ints) -> Ints:
-        """Return the candidates (K, J) after jobs have grown by steps as long as there is room. The job with the
-        largest gain for each GPU grows first."""
+        """Return the candidates (K, J) after jobs have grown as long as there is room, the job with the largest gain
+        per GPU first."""
         candidates, rows, every = candidates.copy(), np.arange(candidates.shape[1]), np.arange(len(candidates))
         without = self.unplaced(candidates)
         tried = np.zeros(candidates.shape, dtype=np.bool_)
@@ -273,10 +270,11 @@ class NodeRoom:
 
 
 def _stays(cluster: ClusterView, jobs: Sequence[JobView], sizes: Ints) -> tuple[Bools, Ints, Ints]:
-    """Return what jobs keep at each size: an array `again` (J, U), an array `joining` (J, U), and rows (E, 5).
+    """Return what jobs keep at each size: two arrays (J, U) and rows (E, 5).
 
-    `again` is True if a job is placed again at this size. `joining` is the number of its GPUs that join on any nodes. A
-    row is (job, node, GPUs, first column, last column): at these columns the job keeps these GPUs of the node.
+    The first array is True if a job is placed again at this size. The second is the number of its GPUs in blocks that
+    join on any nodes. A row is (job, node, GPUs, first column, last column): the job keeps these GPUs of the node at
+    these columns.
     """
     again = np.ones((len(jobs), len(sizes)), dtype=np.bool_)
     joining = np.zeros((len(jobs), len(sizes)), dtype=np.int64)

@@ -1,16 +1,16 @@
 """Deadlines: which ones are promised, and how many GPUs the jobs with a promise need now.
 
-A promise is given only if it can be kept. This is computed from the `sure` quantile of the job's remaining work, and
-from its predicted speed less a margin. The job and all jobs promised before must end in time together. Running jobs
-without a promise keep their smallest size, and reservations keep their GPUs. All of this is computed from minimum
-satisfactory shares (`policy.timeline`, after ElasticFlow, ASPLOS 2023).
+A promise is given only if this job and all jobs promised before can end in time. The `sure` quantile of each job's
+remaining work is assumed, and its predicted speed less a margin. Running jobs without a promise keep their smallest
+size, and reservations keep their GPUs. The method is minimum satisfactory shares (`policy.timeline`, after ElasticFlow,
+ASPLOS 2023).
 
-The need of a job with a promise is the fewest GPUs now with which it can still end in time, if it grows later. A size
-slower than this loses at least `UNMET` times the weight of all jobs, so the search serves promises first. GPUs beyond
-the need are assigned as to any other job. PAC-ML (arXiv 2301.13799; known to us from summaries only) learns the
-smallest size that meets a deadline, for one job at a time.
+The need of a job with a promise is the fewest GPUs now with which it can still end in time, if it grows later. A slower
+size loses at least `UNMET` times the weight of all jobs, so the search serves promises first. GPUs beyond the need are
+assigned as to any other job. PAC-ML (arXiv 2301.13799; known to us from summaries only) learns the smallest size that
+meets a deadline, for one job at a time.
 
-A refused deadline is considered again until it has passed, since other jobs may end. No promise is given while some job
+A refused deadline is considered again until it has passed, since other jobs may end. No promise is given while a job
 with a promise has too few GPUs to keep it, and may not be changed now.
 """
 
@@ -29,24 +29,23 @@ from slurm_ones.policy.tables import Tables, predict, within
 from slurm_ones.policy.timeline import Filled, FreeTimeline, SpeedCurve, admitted, filled
 
 UNMET = 4.0
-"""Penalty for a job with a promise that lacks GPUs which it needs, as a multiple of the weight of all jobs."""
+"""Penalty for a job with a promise that gets fewer GPUs than it needs, as a multiple of the weight of all jobs."""
 FORCED = 0.01
-"""Fraction of a size's worth that still counts if the change to it does not repay its pause. So a job that must change
-takes the best size."""
+"""Fraction of a size's worth that still counts if the change to it does not repay its pause, for a job that must
+change."""
 CONSIDERED = 8
 """Largest number of jobs considered for a promise in one decision. Jobs that were never refused come first."""
 SPARE = 0.03
-"""Fraction of the time to a deadline that is kept in reserve, both for a promise and for work that is done later."""
+"""Fraction of the time to a deadline that is kept in reserve."""
 ROUND_S = 60.0
-"""Further reserve, in seconds, because a decision may come late. One pause of the job is added to it."""
+"""Further reserve, in seconds, for a late decision. One pause of the job is added to it."""
 NEXT_S = 300.0
-"""Period from now, in seconds, in which needed work is not postponed."""
+"""Seconds from now in which work that a promise needs is not postponed."""
 LONGEST = 1e12
 
 
 class Promises(Term):
-    """Rule that serves promised deadlines before everything else. It stores the promises and needs of the last
-    decision."""
+    """Rule that serves promised deadlines before everything else, with the last decision's promises and needs."""
 
     def __init__(self, sure: float) -> None:
         """Create the rule. `sure` is the quantile of a job's remaining work that is assumed."""
@@ -94,8 +93,8 @@ class Deadlines:
     """Deadlines that this decision promises or refuses, by job id."""
 
     def worth(self, rate: Floats, sizes: Ints, weight: Floats) -> Floats:
-        """Return the worth (J, U), 0 or less, that a size loses by being slower than the needed size. `rate` (J, U) is
-        the progress/s at each size, `weight` (J,) the weight of a second for which each job waits."""
+        """Return the worth (J, U), 0 or less, that each size loses by being slower than the needed size. `rate` (J, U)
+        is the progress/s at each size, `weight` (J,) the weight of a second of each job's waiting."""
         needed = np.where(sizes == self.needs[:, None], rate, 0.0).max(axis=1)[:, None]
         with np.errstate(divide="ignore", invalid="ignore"):
             short = np.where(needed > 0, np.maximum(1.0 - rate / needed, 0.0), 0.0)
@@ -114,8 +113,7 @@ def decide_deadlines(
     """Return the promises and needs of the jobs of `tables`, which share `gpus` GPUs.
 
     `rate` (J, U) is the progress/s at each size, 0 at a size that the job may not have. `known` (J,) is False if a
-    job's speed is only a guess; it then gets no promise. `gpus` does not include the GPUs of jobs that may not change
-    now.
+    job's speed is only a guess; it then gets no promise.
     """
     jobs = tables.jobs
     nothing = Deadlines(np.zeros(len(jobs), dtype=np.int64))
@@ -144,11 +142,8 @@ def decide_deadlines(
 
 
 def _now(timeline: FreeTimeline, curves: Sequence[SpeedCurve], shares: Sequence[Filled]) -> list[int]:
-    """Return the GPUs that each job with a promise needs now: the fewest with which it still ends in time if it grows
-    later. `shares` are the GPUs over time by which all of them end in time.
-
-    The shares are not used as they are: a long job would train evenly up to its deadline, while short jobs wait for it.
-    """
+    """Return the fewest GPUs now with which each job with a promise still ends in time, if it grows later. `shares` are
+    GPUs over time with which all of them end in time."""
     found = [0] * len(curves)
     left = timeline
     for curve, share in zip(curves, shares, strict=True):
@@ -179,7 +174,7 @@ def reserve_s(due_s: float, pause_s: float) -> float:
 
 
 def pause_s(job: JobView) -> float:
-    """Return the seconds from the start of a change until the job trains at its new size."""
+    """Return the seconds from the start of the job's change until it trains at its new size."""
     return within(job.resize_s, 0.0, LONGEST) + within(job.prepare_s, 0.0, LONGEST)
 
 
@@ -215,8 +210,8 @@ def _timeline(
     now: float,
     reserved: Sequence[Reserved],
 ) -> FreeTimeline:
-    """Return the free GPUs over time, without those that running jobs keep in any case. A job with a promise keeps its
-    smallest size until its deadline, any other running job until its expected end at this size."""
+    """Return the free GPUs over time, without the smallest size of each running job. A job with a promise keeps it
+    until its deadline, any other running job until its expected end at this size."""
     running = np.flatnonzero(least > 0)
     slowest = np.where(rate > 0, rate, np.inf).min(axis=1)
     ends = {

@@ -1,11 +1,11 @@
-"""GPUs of several kinds: first the kind of each job is chosen, then a search is made within each kind.
+"""GPUs of several kinds: first a kind is chosen for each job, then a search is made within each kind.
 
-The worth of a unit of progress (worth.py) needs one price. So a GPU of any kind counts as a number of GPUs of the first
-kind. This number is the ratio of their prices when all jobs compete (`assign`); at first it is the ratio of the median
-job's speeds. The method is exact as long as this ratio does not change.
+worth.py needs one price for all GPUs. So a GPU of any kind counts as a number of GPUs of the first kind. This number is
+the ratio of their prices when all jobs compete (`assign`); at first it is the ratio of the median job's speeds. The
+method is exact as long as this ratio does not change.
 
-A job changes its kind only if this repays the usual costs of a change. The search within the new kind decides the job's
-size. If the job gets no GPUs there, or too few, it keeps its kind.
+A job changes its kind only if this repays the usual costs of a change. If the search within the new kind gives it too
+few GPUs, it keeps its kind.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from slurm_ones.policy.ledger import free_of_kind
 from slurm_ones.policy.tables import Tables, side_by_side
 
 SWEEPS, HALVINGS = 4, 18
-"""Largest number of sweeps over the kinds; in each the price of one kind is set while the other prices stay. Number of
-bisections by which this price is found."""
+"""Largest number of sweeps over the kinds, each sets the price of one kind after another. Number of bisections that
+find one price."""
 STEPS = 100
 """Largest number of steps and trades by which one solution is improved."""
 OFFERS = 6
-"""Number of columns that each job offers to take in a trade, so that another job may take the GPUs that become free."""
+"""Number of columns that each job offers to take in a trade."""
 TRIED, CELLS = 16, 20_000
-"""Largest number of offers that are tried, the cheapest first. With many jobs fewer are tried, so that at most `CELLS`
-cells of `worth` are visited; prices then come close to the best without trades."""
+"""Largest number of offers that are tried, the cheapest first; fewer with many jobs, so that at most `CELLS` cells of
+`worth` are visited."""
 LEAST = 1e-9
 """Smallest gain that counts, as a fraction of the total worth."""
 
@@ -44,7 +44,7 @@ def assign(worth: Floats, sizes: Ints, kind: Ints, gpus: Ints, current: Ints) ->
 
     `worth` (J, U) is -inf at a column that the job may not have. Column u takes `sizes[u]` GPUs of the kind `kind[u]`;
     in column 0 the job waits. `gpus` (K,) is the number of GPUs of each kind. The present columns `current` (J,) must
-    fit. The result is worth at least as much as the present columns.
+    fit; the result is worth at least as much.
     """
     used = np.zeros((len(sizes), len(gpus)), dtype=np.int64)
     used[np.arange(1, len(sizes)), kind[1:]] = sizes[1:]
@@ -59,8 +59,8 @@ def assign(worth: Floats, sizes: Ints, kind: Ints, gpus: Ints, current: Ints) ->
 
 
 def _prices(worth: Floats, used: Ints, gpus: Ints) -> Floats:
-    """Return the prices (K,) at which jobs want about as many GPUs of each kind as exist. If jobs want fewer of a kind,
-    its price is 0."""
+    """Return the prices (K,) at which jobs want about as many GPUs of each kind as exist. The price is 0 for a kind
+    that fewer jobs want."""
     finite = np.where(np.isfinite(worth), worth, 0.0)
     most = float((finite[:, 1:] / np.maximum(used.sum(axis=1)[1:], 1)).max(initial=0.0))
     prices = np.zeros(len(gpus))
@@ -89,8 +89,8 @@ def _wanted(worth: Floats, used: Ints, prices: Floats) -> Ints:
 
 
 def _fitted(worth: Floats, used: Ints, gpus: Ints, prices: Floats, current: Ints) -> Ints | None:
-    """Return for each job the column that it values most at these prices, out of those that still fit. Running jobs
-    choose first, then the jobs that lose most by waiting. Return None if a running job would get no GPUs."""
+    """Return for each job the column of highest worth less price that still fits. Running jobs choose first, then the
+    jobs that lose most by waiting. Return None if a running job would get no GPUs."""
     left = gpus.copy()
     net = worth - used @ prices
     order = np.lexsort((-(net.max(axis=1) - np.maximum(net[:, 0], -1e300)), current == 0))
@@ -107,7 +107,7 @@ def _fitted(worth: Floats, used: Ints, gpus: Ints, prices: Floats, current: Ints
 
 def improved(worth: Floats, used: Ints, gpus: Ints, columns: Ints, prices: Floats) -> Ints:
     """Return the columns (J,) after steps and trades that each raise the total worth. In a step one job changes its
-    column. In a trade another job also gives up some of its GPUs, or its kind."""
+    column. In a trade a second job also gives up GPUs, or its kind."""
     columns = columns.copy()
     rows = np.arange(len(columns))
     net = worth - used @ prices
@@ -141,7 +141,7 @@ def _trade(
     worth: Floats, used: Ints, left: Ints, columns: Ints, gain: Floats, net: Floats, offers: Ints
 ) -> tuple[float, int, int, int, int] | None:
     """Return the best trade as (gain, i, column of i, j, column of j); None if there is none. Job i moves, and job j
-    takes the GPUs that job i gave up. Both together must fit."""
+    takes GPUs that i gave up."""
     rows = np.arange(len(columns))
     lost = net[rows, columns][:, None] - net[rows[:, None], offers]
     lost = np.where(offers == columns[:, None], np.inf, lost)
@@ -163,9 +163,9 @@ def _trade(
 
 
 ROUNDS = 3
-"""Largest number of attempts to assign kinds; if the last one fails, all jobs that would change their kind keep it."""
+"""Largest number of attempts to assign kinds; after a failure of the last one, all jobs keep their kind."""
 DEAREST = 30.0
-"""Largest ratio between the price of a GPU of any kind and that of the first kind; its inverse is the smallest."""
+"""Largest price of a GPU of any kind, as a multiple of the first kind's; the smallest is the inverse."""
 
 
 @dataclass(frozen=True)
@@ -190,13 +190,12 @@ class _Try:
     kinds: Mapping[int, str]
     """Kind of GPU for which each job is scheduled, by job id."""
     spread: Set[int]
-    """Ids of the jobs that no search schedules, because they keep GPUs of several kinds, or GPUs outside this
-    cluster."""
+    """Ids of jobs that no search schedules: they have GPUs of several kinds, or GPUs outside this cluster."""
 
 
 @dataclass(frozen=True)
 class _Wanted:
-    """Kinds and sizes of highest total worth for the jobs that may change, chosen over all kinds at once."""
+    """Kind and size of each job that may change, for the highest total worth over all kinds."""
 
     jobs: Sequence[JobView]
     tables: Tables
@@ -208,12 +207,11 @@ class _Wanted:
 
 
 class ByKind:
-    """Search over several kinds of GPU. It keeps a search for each kind, and the price of a GPU of each kind relative
-    to the first kind."""
+    """Search over several kinds of GPU, with one search for each kind and each kind's price relative to the first."""
 
     def __init__(self, search: Search) -> None:
-        """Create the search. `search` prices the GPUs of all kinds; the search within a kind takes over its options and
-        memory."""
+        """Create the search. `search` computes the worth over all kinds; the searches within a kind have its
+        options."""
         self._search = search
         self._sure = search.options.sure
         self._within: dict[str, Search] = {}
@@ -239,8 +237,7 @@ class ByKind:
         return self._joined(of, wanted, tried, found)
 
     def _wanted(self, of: _Decision) -> _Wanted:
-        """Return a kind and a size for each job, chosen so that the total worth is highest. Room on the nodes is not
-        considered."""
+        """Return a kind and a size for each job, for the highest total worth, without regard to room on the nodes."""
         cluster, found = of.cluster, []
         jobs = [job for job in of.jobs if job.job_id not in of.fixed]
         fixed = [job for job in of.jobs if job.job_id in of.fixed]
@@ -270,10 +267,10 @@ class ByKind:
         return _Wanted(jobs, tables, choices, columns, prices)
 
     def _in_time(self, of: _Decision, jobs: Sequence[JobView], tables: Tables, speed: Floats) -> Bools:
-        """Return the columns (J, U) that deadlines allow. A job's present column is always allowed.
+        """Return the columns (J, U) that deadlines allow; a job's present column is always allowed.
 
-        A job whose deadline was promised keeps the kind on which it runs or, if it waits, on which the deadline was
-        promised. Any other waiting job may use each kind on which it could end in time; if there is none, every kind.
+        A job with a promise keeps the kind on which it runs or, if it waits, for which the promise was given. Any other
+        waiting job with a deadline may use each kind on which it could end in time; if there is none, every kind.
         """
         found, kinds = np.ones(speed.shape, dtype=np.bool_), of.cluster.kinds
         for j, job in enumerate(jobs):
@@ -296,8 +293,8 @@ class ByKind:
         return dict(zip(cluster.kinds, _relative_speeds(tables, len(cluster.kinds)).tolist(), strict=True))
 
     def _learn(self, cluster: ClusterView, prices: Floats) -> None:
-        """Move the relative price of each kind half way, in logarithms, to the ratio of `prices`. Nothing is changed if
-        a kind has price 0."""
+        """Move the relative price of each kind half way, in logarithms, to that in `prices`; no change if a
+        price is 0."""
         if (prices <= 0).any():
             return
         ratio = np.clip(prices / prices[0], 1.0 / DEAREST, DEAREST)
@@ -305,8 +302,8 @@ class ByKind:
             self._equivalents[kind] = float(np.sqrt(self._equivalents[kind] * new))
 
     def _tried(self, of: _Decision, wanted: _Wanted, columns: Ints) -> _Try:
-        """Return the attempt in which each job is scheduled on the kind of its column. A job that waits is scheduled on
-        the kind on which it gains most."""
+        """Return the attempt in which each job is scheduled on the kind of its column. A waiting job is on the kind
+        where it gains most."""
         kind, tables, kinds = wanted.tables.kind, wanted.tables, of.cluster.kinds
         net = wanted.choices.worth - np.where(kind >= 0, wanted.prices[kind], 0.0) * tables.sizes
         best = net[:, 1:].argmax(axis=1) + 1 if net.shape[1] > 1 else np.zeros(len(net), dtype=np.int64)
@@ -339,8 +336,8 @@ class ByKind:
         return within.decide(part, mine, of.now, of.rng)
 
     def _back(self, of: _Decision, wanted: _Wanted, tried: _Try, found: Mapping[str, Schedule]) -> list[int]:
-        """Return the rows of the running jobs that would change their kind, but would gain nothing by the size that
-        they get there."""
+        """Return the rows of the running jobs that would change their kind without a gain, at the size that they get
+        there."""
         tables, worth, back = wanted.tables, wanted.choices.worth, []
         for j, job in enumerate(wanted.jobs):
             kind, now = tried.kinds[job.job_id], int(tables.current[j])
@@ -408,8 +405,8 @@ def _slowest(job: JobView, kinds: Sequence[str]) -> str:
 
 
 def _relative_speeds(tables: Tables, count: int) -> Floats:
-    """Return the speed (K,) of a GPU of each kind relative to one of the first kind: the median over the jobs that can
-    use both, 1 if none can."""
+    """Return the speed (K,) of a GPU of each kind relative to the first kind: the median over jobs that can use both,
+    or 1."""
     each = np.where(tables.allowed, tables.goodput / np.maximum(tables.sizes, 1), 0.0)
     best = np.stack([each[:, tables.kind == k].max(axis=1, initial=0.0) for k in range(count)])
     found = np.ones(count)

@@ -1,7 +1,7 @@
-"""Policy `ones`: a search within each kind of GPU. A decision is reused for some time.
+"""Policy `ones`: a search within each kind of GPU.
 
-A decision is reused for at most `STANDS_S`, and only while the cluster and the jobs stay the same. Each job must have
-the same GPUs, batch and limits, and nearly the same expected speed and remaining work.
+A decision is reused for at most `STANDS_S`, while the cluster and each job's GPUs, batch and limits stay the same.
+Expected speed and remaining work may change a little.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ STANDS_S = 60.0
 SPEED, TO_COME = 0.02, 0.05
 """Largest relative change of a job's speed, and of its remaining work, with which a decision is still reused."""
 PASSING = "steps"
-"""Name of the argument of a reason that differs only because time has passed."""
+"""Argument of a reason that only counts passing steps; reasons that differ only in it are the same."""
 
 
 @dataclass(frozen=True)

@@ -58,10 +58,10 @@ class OnesOptions:
     goodput: bool = True
     """True to maximise progress (goodput); False to maximise throughput, as ONES does."""
     completion_prices: bool = True
-    """True to value progress by the price of a GPU at the time when the job will end; False to use today's price."""
+    """True to value progress by the price of a GPU when the job will end; False to use today's price."""
     expect: bool = True
-    """True to use the mean of the remaining work; False to draw it from its distribution in each decision, as ONES
-    does."""
+    """True to use the mean of the remaining work; False to draw it from its distribution at each decision, as
+    in ONES."""
     placement: bool = True
     """True to predict speeds on the number of nodes that a size takes; False to predict as on one node."""
     own_batch: bool = True
@@ -78,27 +78,24 @@ class OnesOptions:
     """Limit of growth, as a multiple of the most GPUs that the job has had. Before its first run the limit is the
     number of GPUs that the user asked for (but see `first_size`)."""
     first_size: bool = True
-    """True if a job may start with more GPUs than its user asked for. Giving GPUs up again must then cost next to
-    nothing. The less certain the job's speed is, the fewer GPUs it gets."""
+    """True if a job may start with more GPUs than its user asked for, if giving them up costs little. The less certain
+    its speed, the fewer it gets."""
     horizon_s: float = 200.0
-    """Longest time, in seconds, in which a change must repay its pause. If no job has come or gone for a longer time,
-    that time counts instead."""
+    """Longest time, in seconds, in which a change must repay its pause. The time since a job last came or went counts
+    if it is longer."""
     horizon_share: float = 0.5
     """Second limit for the time to repay a pause, as a share of the job's predicted remaining time."""
     tenure: float = 1.0
-    """Third limit for the time to repay a pause, as a multiple of the job's mean time at one size. A job that has
-    changed often will soon be changed again."""
+    """Third limit for the time to repay a pause, as a multiple of the job's mean time at one size."""
     borrowed: bool = True
     """True to take preemptions of guests into account; False to count guests as the job's own GPUs."""
     fair_bound: float = 1.5
     """Bound of a job's predicted JCT, as a multiple of its JCT on a fair share of the cluster. A job beyond this bound
     weighs more. 0 switches the bound off."""
     places: bool = True
-    """True to take into account that gradient exchange across leaf switches is slower. The topology and its taper must
-    be known."""
+    """True if gradient exchange across leaf switches counts as slower. The topology and its taper must be known."""
     deadlines: bool = True
-    """True to promise deadlines that can be kept, and to keep them. With several kinds of GPU a promise is for one
-    kind."""
+    """True to promise deadlines that can be kept, and to keep them."""
     sure: float = 0.9
     """Quantile of the remaining work that is assumed when a deadline is promised."""
     stand: bool = True
@@ -119,13 +116,13 @@ STEADY = 0.97
 UNKNOWN_S = 600.0
 """Remaining time, in seconds, that is assumed for a job of unknown speed."""
 ENOUGH = 0.9995
-"""Fraction of the upper bound on the worth of a candidate. The search ends when the best candidate reaches it."""
+"""Share of the upper bound on worth at which the search ends, because the best candidate is good enough."""
 ROUNDS = 6
 """Number of rounds of local search for each candidate."""
 
 
 def terms_of(options: OnesOptions, reach: Reach, leaves: Leaves | None) -> tuple[Term, ...]:
-    """Return the rules of the objective in the order in which they are applied."""
+    """Return the objective's rules, in the order in which they apply."""
     found: list[Term] = [reach] if leaves is None else [reach, leaves]
     if options.caution:
         found.append(Caution(options.caution))
@@ -298,8 +295,8 @@ class Search:
         return best
 
     def _recalled(self, choices: Choices, jobs: Sequence[JobView]) -> Ints:
-        """Return the last decision's population, converted to the present jobs and sizes (K, J). A job that may not
-        have its recalled size has its present one."""
+        """Return the last decision's population (K, J) for the present jobs and sizes. A job that may not have its last
+        size has its present one."""
         if not self._population.size or not jobs:
             return np.zeros((0, len(jobs)), dtype=np.int64)
         places = np.array([self._places.get(job.job_id, -1) for job in jobs])
@@ -310,8 +307,8 @@ class Search:
 
 
 def _steady(cluster: ClusterView, tables: Tables) -> Tables:
-    """Return the tables with a running job's present batch at its present size, if this batch is nearly as good as the
-    best. Otherwise batches would change in every decision."""
+    """Return the tables in which a running job keeps its present batch at its present size, if that is nearly as good
+    as the best."""
     kept = np.array([job.batch for job in tables.jobs], dtype=np.int64)
     fits = [job.limits.min_batch <= job.batch <= job.limits.max_batch for job in tables.jobs]
     rows = np.arange(len(kept))
@@ -330,8 +327,8 @@ def _steady(cluster: ClusterView, tables: Tables) -> Tables:
 def _placed(
     cluster: ClusterView, fixed: Sequence[JobView], mobile: Sequence[JobView], wanted: Mapping[int, int]
 ) -> dict[int, Shape]:
-    """Return the shapes for the `wanted` GPUs of the `mobile` jobs, which are placed in the given order. A running job
-    keeps its shape if there is no room for its new size. The running jobs at their present shapes always have room."""
+    """Return the shapes for the `wanted` GPUs of the `mobile` jobs, placed in the given order. A running job without
+    room for its new size keeps its shape."""
     sizes = dict(wanted)
     while True:
         shapes = place(cluster, [*fixed, *mobile], sizes)
@@ -356,7 +353,7 @@ WEIGHED = 3
 
 
 def weighed_sizes(parts: Sequence[ClusterView], tables: Tables, choices: Choices) -> dict[int, tuple[Weighed, ...]]:
-    """Return the sizes of highest worth for each job that may change, best first. `parts` are the clusters of each
+    """Return the sizes of highest worth for each job that may change, best first. `parts` are the nodes of each
     kind."""
     if not tables.jobs:
         return {}
@@ -396,9 +393,9 @@ def _reason(
     free: int,
     said: Reason | None,
 ) -> Reason:
-    """Return the reason for the job's allocation `got`. `goodput` (U,) is 0 at a size that the job may not have.
-    `column` maps a size to its index. `wanted` are the GPUs in the best candidate, `free` the total GPUs of the jobs
-    that may change. `said` is the reason of a rule, if one decided."""
+    """Return the reason for the allocation `got`. `goodput` (U,) is 0 at a size that the job may not have, `column` the
+    index of each size. `wanted` are its GPUs in the best candidate, `free` the GPUs for jobs that may change. `said` is
+    the reason of a rule, if one decided."""
     gpus, before = got.shape.gpus if got else 0, job.shape.gpus if job.shape else 0
     if not goodput.any():
         return said or fits_nowhere(job)

@@ -1,26 +1,23 @@
 """Rules of the objective about sizes: limits of growth, costs of changes, loss of guests, leaf switches.
 
-**First size.** A first size beyond the request may prove too large. The probability is about σ, the relative standard
-deviation of its predicted speed. Then the job gives up GPUs again, with a pause of p seconds. It may do so only four
-pauses later (`rules.job_rules`). So a trial costs σ · 5p out of the time H for which a size is expected to last, and
-the size counts with 1 − σ · 5p / H of its worth. A job whose speed is well known loses nothing, and short pauses leave
-most sizes open. An uncertain size with a long pause must promise much more. A size whose speed is a guess is excluded.
+**First size.** A first size beyond the request is too large with a probability of about σ, the relative standard
+deviation of its predicted speed. Then the job gives up GPUs again, with a pause of p seconds, but only after a dwell
+time of 4p (`rules.job_rules`). So the size counts with 1 − σ · 5p / H of its worth, where H is the time for which a
+size is expected to last. A size whose speed is a guess is excluded.
 
 **Costs of a change.** In a pause the job waits while its new GPUs are held. This costs (w + λn) per second: w is the
 weight of the job's waiting, λ the price of a GPU, n the number of GPUs. At the job's best size n, w + λn equals v g(n),
 the worth of training at n. So a pause costs the worth of training at the new size. A change from n to m that lasts L
 seconds, p of them a pause, gains v g(m) (L − p) − v g(n) L.
 
-**Guests.** The GPUs beyond a job's own are borrowed, in guests that Slurm preempts for other jobs. So a change is
-expected to last no longer than a guest. If k guests are each lost at a rate r, at a cost of c seconds, a size counts
-with 1 − k r c of its worth. This is nearly 1 if the other blocks train on from memory. It is 0 if the losses cost all
-training time.
+**Guests.** GPUs beyond the request are borrowed, in guests that Slurm preempts for other jobs. So a change is expected
+to last no longer than a guest. If k guests are each lost at a rate r, at a cost of c seconds, a size counts with 1 − k
+r c of its worth, at least 0.
 
-**Leaf switches.** The time of gradient exchange in a step follows from a job's model. It is the time of a step on
-several nodes, less that of a step on one GPU with the same local batch. Across leaf switches the exchange takes `taper`
-times as long. A larger batch, with a smaller share of exchange, may then be best. The number of jobs on a link is
-unknown before they are placed. If a candidate's jobs across leaf switches use E ends of links, of L leaf switches,
-about E / L jobs share each link.
+**Leaf switches.** A job's model predicts the time of gradient exchange in a step: a step on several nodes, less a step
+on one GPU with the same local batch. Across leaf switches the exchange takes `taper` times as long, which may make
+another batch best. If a candidate's jobs across leaf switches use E ends of links, of L leaf switches, about E / L jobs
+share each link.
 """
 
 from __future__ import annotations
@@ -42,13 +39,13 @@ LARGEST_S = 1e15
 UNKNOWN = 0.95
 """Relative standard deviation from which a predicted speed counts as a guess."""
 PAUSES = 5.0
-"""Cost of a first size that is too large, in pauses: one pause, and the dwell time of four."""
+"""Cost of a first size that is too large, in pauses: one pause, plus the dwell time of four pauses."""
 
 
 @dataclass(frozen=True)
 class Reach(Term):
-    """Rule that limits growth to `leap` times the most GPUs that a job has had. Before its first run the limit is what
-    its user asked for. With `first_size` it may start larger, if its speed is known and giving up GPUs costs little."""
+    """Rule that limits growth to `leap` times the most GPUs that a job has had, and before its first run to its
+    request. With `first_size` it may start larger, if its speed is known and giving up GPUs costs little."""
 
     leap: float
     first_size: bool
@@ -70,7 +67,7 @@ class Reach(Term):
         return replace(job, limits=replace(job.limits, gpus=near))
 
     def mask(self, at: Situation, allowed: Bools) -> Bools:
-        """Exclude sizes beyond the request for a job that has not run, if its speed there is only a guess."""
+        """Exclude first sizes beyond the request if the job's speed there is only a guess."""
         new, beyond = self._beyond(at)
         if not new:
             return allowed
@@ -90,8 +87,7 @@ class Reach(Term):
         return worth
 
     def _beyond(self, at: Situation) -> tuple[list[int], Bools]:
-        """Return the rows (R,) of jobs that have not run. Also return which columns (R, U) have more GPUs than the
-        job's user asked for."""
+        """Return the rows (R,) of jobs that have not run, and a mask (R, U) of their columns beyond the request."""
         jobs = at.tables.jobs
         new = [j for j, job in enumerate(jobs) if not at.most[job.job_id]]
         asked = np.array([max(jobs[j].requested, 1, min(jobs[j].limits.gpus, default=0)) for j in new])
@@ -104,7 +100,7 @@ def shrink_s(job: JobView) -> float:
 
 
 CHEAP = 0.01
-"""Fraction of the horizon up to which the pause for giving up GPUs again counts as cheap."""
+"""Share of the horizon up to which the pause for giving up GPUs counts as cheap."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +117,7 @@ class ChangeCosts:
 
 @dataclass(frozen=True)
 class Changes(Term):
-    """Rule that a change must repay its pause within three times: `horizon_s`, `horizon_share` of the remaining time,
+    """Rule that a change must repay its pause within three limits: `horizon_s`, `horizon_share` of the remaining time,
     and `tenure` mean times at one size."""
 
     horizon_s: float
@@ -132,8 +128,8 @@ class Changes(Term):
         return less_costs(worth, at.tables.current, self.costs(at))
 
     def costs(self, at: Priced) -> ChangeCosts:
-        """Return the costs of all changes, and the time for which each is expected to last. A change lasts at most
-        until the job ends at the new size."""
+        """Return the costs of all changes, and the time for which each is expected to last, at most until the job's
+        end."""
         jobs, current = at.tables.jobs, at.tables.current
         grow = np.array([within(job.resize_s, 0.0, LARGEST_S) for job in jobs])
         shrink = np.array([shrink_s(job) for job in jobs])
@@ -171,10 +167,8 @@ def less_costs(worth: Floats, current: Ints, costs: ChangeCosts) -> Floats:
     """Return the mean worth (J, U) of each size over the time that the change to it lasts. `worth` (J, U) is the worth
     of training at each size.
 
-    A growing job trains at its old size until the new GPUs are ready. After the pause it trains at the new size. So the
-    pause costs training, and the preparation costs other jobs the new GPUs. A change counts as lasting at least as long
-    as its own preparation and pause. If it is expected to last less, it is worth less than no change. A waiting job
-    pays nothing, since it starts at any size.
+    A growing job trains at its old size until the new GPUs are ready, then pauses, then trains at the new size. A
+    change counts as lasting at least as long as its own preparation and pause. A waiting job pays nothing.
     """
     held = current[:, None]
     begins = costs.ready_s + costs.pause_s
@@ -185,16 +179,16 @@ def less_costs(worth: Floats, current: Ints, costs: ChangeCosts) -> Floats:
 
 
 class Guests(NamedTuple):
-    """Arrays (J, U): how long guests live at each size, and what their loss costs."""
+    """Expected life of guests at each size, and the training time that their loss costs."""
 
     life_s: Floats
-    """Expected life of each guest at this size, in seconds; infinite without guests."""
+    """(J, U) expected life of each guest, in seconds; infinite without guests."""
     lost: Floats
-    """Fraction of the job's training time that is lost by preemptions of guests."""
+    """(J, U) fraction of the job's training time that preemptions of guests cost."""
 
 
 def guests_at(tables: Tables) -> Guests | None:
-    """Return the life and loss of guests at each size; None if no job borrows GPUs."""
+    """Return the life and loss of guests at each size; None if no job grows by guests."""
     rows = [j for j, job in enumerate(tables.jobs) if job.borrows is not None]
     if not rows:
         return None
@@ -219,7 +213,7 @@ class Leaves(Term):
     """Rule about leaf switches: gradient exchange across them is slower, and jobs share their links."""
 
     def tapered(self, cluster: ClusterView, jobs: Sequence[JobView]) -> list[JobView]:
-        """Return the jobs with models that predict a slower gradient exchange at sizes that cross leaf switches."""
+        """Return the jobs with models that predict slower gradient exchange at sizes that cross leaf switches."""
         if not _known(cluster):
             return list(jobs)
         below = max(below_each(cluster).values())
@@ -245,9 +239,10 @@ class Leaves(Term):
         return meeting
 
     def reasons(self, at: Priced, columns: Ints) -> Mapping[int, Reason]:
-        """Return a reason for each job that would take its next larger size if this did not cross leaf switches.
+        """Return a reason for each job that does not take its next larger size only because that size crosses leaf
+        switches.
 
-        It would if the size were worth its additional GPUs. A free GPU costs nothing here; any other costs at least the
+        Within one switch, this size would be worth its additional GPUs: at no price if they are free, else at the
         smallest gain that any job has from its last GPU.
         """
         if not _known(at.cluster):
@@ -282,8 +277,8 @@ class Leaves(Term):
 
 
 class Tapered:
-    """Throughput model of a job whose gradient exchange takes `taper` times as long on more than `below` GPUs, which is
-    the number below one leaf switch."""
+    """Throughput model in which gradient exchange takes `taper` times as long on more GPUs than one leaf switch has
+    (`below`)."""
 
     def __init__(self, model: ThroughputModel, below: int, taper: float) -> None:
         self._model, self._below, self._taper = model, below, taper
@@ -309,8 +304,7 @@ class Tapered:
 
 
 def _known(cluster: ClusterView) -> bool:
-    """Tell whether leaf switches are considered: the topology is known and has a taper, and all GPUs are of one
-    kind."""
+    """Tell whether leaf switches count: the topology and its taper are known, and all GPUs are of one kind."""
     return cluster.taper > 1 and len({node.leaf for node in cluster.nodes}) > 1 and len(cluster.kinds) <= 1
 
 

@@ -5,14 +5,13 @@ things:
 
 1. `mask`: the columns that a job may have;
 2. `speed`: the speed of a job at a column, for example lowered if it is uncertain;
-3. `weight`: the weight of a second for which a job waits;
+3. `weight`: the weight of a second of a job's waiting;
 4. `worth`: the worth of a column to a job, in seconds of waiting saved per second (costs of changes, a deadline);
 5. `penalty`: the loss of a whole candidate (GPUs without room, shared links). It only affects the choice among
    candidates; greedy seeds and local search ignore it.
 
-A rule is made once, from its own options. It may keep state between decisions, and gives the reasons for jobs that it
-decided (`reasons`). A rule that is switched off is not in the list and costs nothing. Arrays: J jobs, U columns, K
-candidates.
+A rule may keep state between decisions, and gives the reasons for jobs that it decided (`reasons`). Arrays: J jobs, U
+columns, K candidates.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ class Priced(Outlook):
     """Third input of the rules: what each job's progress is worth."""
 
     weight: Floats
-    """(J,) weight of a second for which each job waits."""
+    """(J,) weight of a second of each job's waiting."""
     unit: Floats
     """(J,) worth of a unit of each job's progress, in weighted seconds of waiting."""
     ends: Floats
@@ -96,8 +95,8 @@ class Term:
         return worth
 
     def penalty(self, at: Priced, choices: Choices, dear: float) -> Penalty | None:
-        """Return a function that computes the losses of whole candidates; None if this rule has no such losses. A loss
-        of `dear` for a GPU exceeds all that the GPU can gain."""
+        """Return a function that computes the losses of whole candidates; None if this rule has none. `dear` is a loss
+        per GPU that exceeds all that a GPU can gain."""
         return None
 
     def promises(self) -> Mapping[int, Promise]:
@@ -134,7 +133,7 @@ class Fairness(Term):
 
 
 class Unplaced(Term):
-    """Rule against GPUs that find no room on the nodes: each costs more than it could bring."""
+    """Rule against GPUs without room on the nodes: each costs more than it could bring."""
 
     def penalty(self, at: Priced, choices: Choices, dear: float) -> Penalty:
         return lambda candidates: dear * at.nodes.unplaced(candidates)

@@ -9,8 +9,7 @@ After a job's end only the jobs that end later are left. So the equation gives o
 ends last to the one that ends first. For speed-ups n^p this is heSRPT (Berg, Vesilo, Harchol-Balter, Performance
 Evaluation 2020); here the curves are arbitrary.
 
-`worth_of_progress` computes v, and `fair_weights` computes w. `Choices` has the worth of each size to each job, which
-is the separable part of the objective.
+`worth_of_progress` computes v, and `fair_weights` computes w. `Choices` has the worth of each size to each job.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from slurm_ones.policy.contract import Bools, Floats, Ints
 PRICES: Floats = np.concatenate([[0.0], np.geomspace(1e-4, 1e3, 112)])
 """Prices that are tried, in seconds of waiting per GPU-second."""
 CELLS = 1 << 18
-"""Largest number of costs that are computed in one array, to bound memory."""
+"""Largest number of cells in one array of costs, to bound memory."""
 
 
 def worth_of_progress(
@@ -39,10 +38,9 @@ def worth_of_progress(
     """Return v (J,), the worth of a unit of each job's progress in weighted seconds, and the predicted seconds (J,) to
     its end.
 
-    `goodput` (J, U) is the progress/s at each of the `sizes` (U,). It is 0 in column 0 (no GPUs) and at a size that the
-    job may not have. `remaining` (J,) is the remaining progress, `weight` (J,) the weight of a second of waiting.
-    Without `recursive`, today's price is used for all jobs. A job without a size is worth 0. The time taken grows as
-    jobs × prices × sizes.
+    `goodput` (J, U) is the progress/s at each of the `sizes` (U,): 0 in column 0 (no GPUs) and at a size that the job
+    may not have. `remaining` (J,) is the remaining progress, `weight` (J,) the weight of a second of waiting. Without
+    `recursive`, today's price is used for all jobs. A job without a size is worth 0.
     """
     jobs = len(goodput)
     possible: Bools = np.asarray((goodput > 0).any(axis=1))
@@ -65,7 +63,7 @@ def worth_of_progress(
         return worth[:, today], ends
     found = np.zeros(jobs)
     owed = -PRICES * gpus
-    """Part of Σ w, at each price, that the next job has to save."""
+    """Part of Σ w, at each price, that no later-ending job saves, and so the next job must."""
     for j in np.argsort(-ends, kind="stable"):
         if not possible[j]:
             continue
@@ -84,13 +82,11 @@ HEAVIEST = 16.0
 def fair_weights(
     goodput: Floats, sizes: Ints, done: Floats, remaining: Floats, age_s: Floats, gpus: int, bound: float
 ) -> Floats:
-    """Return the weight (J,) of a second for which each job waits. It is 1, and more for a job whose predicted JCT
-    exceeds `bound` times its fair JCT (finish-time fairness, Themis, NSDI 2020 §3).
+    """Return the weight (J,) of a second of each job's waiting. It is 1, and more for a job whose predicted JCT exceeds
+    `bound` times its fair JCT (finish-time fairness, Themis, NSDI 2020 §3).
 
     The fair JCT is the time of all the job's work on 1/J of the GPUs. The predicted JCT is the job's age plus the time
-    of its remaining work on this share. So a job that waits for long gains weight until it is served, whether it is
-    long or short. Its present GPUs do not count. If they did, its weight would fall once it is served, and rise once it
-    loses them.
+    of its remaining work on this share, whatever GPUs it has now. So a waiting job gains weight until it is served.
     """
     if bound <= 0 or not len(goodput):
         return np.ones(len(goodput))
@@ -114,20 +110,19 @@ class Choices:
     worth: Floats
     """(J, U) seconds of waiting saved per second; -inf at a column that the job may not have."""
     current: Ints
-    """(J,) column of the job's present size; 0 for a waiting job."""
+    """(J,) column of the job's present size; 0 if it waits."""
     gpus: int
     """GPUs that all jobs together may have."""
     up: Ints = field(init=False)
     down: Ints = field(init=False)
-    """(J, U) column of the next smaller size that the job may have, or the column itself if there is none. `up` is the
-    same for larger sizes."""
+    """(J, U) column of the next smaller size that the job may have, or the column itself. `up` is the next larger."""
     more: Ints = field(init=False)
     less: Ints = field(init=False)
-    """(J, U) GPUs that become free in a step down. `more` has the GPUs that a step up takes."""
+    """(J, U) GPUs that a step down frees. `more` is the GPUs that a step up takes."""
     gain: Floats = field(init=False)
     loss: Floats = field(init=False)
-    """(J, U) worth that a step down costs; inf if there is no step. `gain` has the worth that a step up brings; -inf if
-    there is none."""
+    """(J, U) worth that a step down costs; inf without a step. `gain` is the worth that a step up brings; -inf without
+    a step."""
 
     def __post_init__(self) -> None:
         may = np.isfinite(self.worth)
