@@ -1,9 +1,9 @@
 """Prior of a job before its own measurements, learned from similar jobs: a hierarchical model that shrinks each group
 towards a wider one.
 
-The groups form a tree. The site has families (jobs with equal batches and strategy), a family has specs, a spec has
-owners, and an owner has jobs. Each parameter of the step time (`step_time`) has a value at every node of the tree. It
-is normally distributed around its value at the parent node, with one standard deviation for each level:
+The groups form a tree: the site, families (jobs with equal batches and strategy), specs (jobs of one script), owners,
+jobs. Each parameter of the step time (`step_time`) has a value at every node of the tree. It is normally distributed
+around its value at the parent node, with one standard deviation for each level:
 
     job ~ N(owner, S3), owner ~ N(spec, S2), spec ~ N(family, S1), family ~ N(site, S0),
 
@@ -19,15 +19,14 @@ A user who runs many jobs with false reports must not decide what is expected of
   together.
 - A child further than `FAR` deviations from its parent moves it no more than a child at that distance (Huber loss).
 - The jobs of a family or spec move the prior by at most `MOVES` deviations of the wider group. A job's own measurements
-  move its parameters without limit. The site's node has no limit either: if only one user's jobs are known, they
-  decide.
+  move its parameters without limit. Jobs also move the site's prior without limit.
 
 **Widths** calibrate the predicted intervals. Each size that a finished job measured is predicted from its other sizes
-and from the other half of the jobs. The errors of these predictions are divided by their predicted deviations. A
-quantile of these ratios is the factor on predicted deviations, one inside a node and one across nodes. An interval of
-nominal coverage `HOLDS` then covers that share of the measurements. This is split conformal prediction (Vovk, Gammerman
-and Shafer, Algorithmic Learning in a Random World, 2005). With few predictions a factor stays near 1. No user's
-predictions count for more than those of all others together.
+and from the other half of the jobs. The errors are divided by their predicted deviations. A quantile of these ratios is
+the factor on predicted deviations, one inside a node and one across nodes. An interval of nominal coverage `HOLDS` then
+covers that share of the measurements. This is split conformal prediction (Vovk, Gammerman and Shafer, Algorithmic
+Learning in a Random World, 2005). With few predictions a factor stays near 1. No user's predictions count for more than
+those of all others together.
 
 **Kinds of GPU.** A job's curve is fitted for the kind of GPU on which it has measured most. On another kind, compute is
 faster by a factor, and the exchange of gradients takes as long. The logarithm of the factor has a normal distribution
@@ -39,9 +38,8 @@ at three levels, and measurements narrow each of them:
 - For the job itself: Normal(script, `OWN`²).
 
 A job that ran on two kinds measures the factor. So do jobs of one owner and spec that ran on different kinds. An
-owner's jobs of one script count once, by their median; for the site, all of an owner's jobs count once. So two jobs of
-a script that ran on both kinds say much about a third job of this script. They say little about jobs of other scripts.
-Running many jobs gives a user no more influence on other users' jobs.
+owner's jobs of one script count once, by their median; for the site, all of an owner's jobs count once. Running many
+jobs gives a user no more influence on other users' jobs.
 """
 
 from __future__ import annotations
@@ -78,8 +76,7 @@ LEVELS = 4
 FAR = 2.0
 MOVES = 2.5
 MAJORITY = 0.5
-"""Largest weight of one user's jobs, relative to the weight of all others' jobs. At a ratio of 1, one user's false
-reports could still move the mean."""
+"""Largest weight of one user's jobs, relative to the weight of all other users' jobs together."""
 SPREADS: Floats = np.array(
     [
         [1.5, 1.0, 0.9, 0.8, 0.6, 0.8, 0.5],
@@ -88,13 +85,12 @@ SPREADS: Floats = np.array(
         [0.15, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1],
     ]
 )
-"""(LEVELS, 7) typical standard deviation of each parameter at a child around its value at the parent. The children are
-families, specs, owners and jobs."""
+"""(LEVELS, 7) typical standard deviations of the parameters of families, specs, owners and jobs around their
+parents."""
 CERTAIN = 4.0
-"""Weight of the typical deviations `SPREADS` in the estimate of a level's deviations, as a number of children."""
+"""Weight of `SPREADS` in the estimate of a level's deviations, as a number of children."""
 WIDEST = 2.0
-"""Largest deviation, as a multiple of the typical one. A user could widen a deviation by false reports, to gain
-influence."""
+"""Largest deviation, as a multiple of the typical one, so that false reports cannot widen it without bound."""
 ROUNDS = 5
 """Number of rounds of expectation-maximisation."""
 
@@ -117,7 +113,7 @@ class JobEvidence:
     """Information that a job's measurements give about its parameters, without any prior."""
 
     weighed: Floats
-    """(7,) product of the precision matrix and the parameters."""
+    """(7,) precision matrix × parameters."""
     precision: Floats
     """(7, 7) precision matrix of the parameters."""
 
@@ -130,7 +126,7 @@ class JobEvidence:
 
 @dataclass
 class _Level:
-    """All nodes of one level, seen as children of the level above."""
+    """All nodes of one level, as children of the level above."""
 
     parents: Ints
     """(C,) index of each child's parent in the level above."""
@@ -145,7 +141,7 @@ class _Level:
 
 
 class Tree:
-    """Tree of groups, with the priors learned from measured jobs. `around` is the prior that is used before any job has
+    """Tree of groups with their priors, learned from measured jobs. `around` is the prior before any job has
     measured."""
 
     def __init__(self, jobs: Sequence[tuple[GroupPath, JobEvidence]], around: Prior) -> None:
@@ -187,8 +183,8 @@ class Tree:
         self._up()
 
     def expect(self, path: GroupPath, *, others: bool = False) -> Prior:
-        """Return the prior of a job at this place in the tree, before its own measurements. With `others`, the owner's
-        other jobs of this spec do not count."""
+        """Return the prior of a job at this place in the tree. With `others`, the owner's other jobs of this spec do
+        not count."""
         if not self._levels:
             return self._around
         mean: Floats = self._around.mean
@@ -275,11 +271,11 @@ def _vague(around: Prior) -> Floats:
 
 
 def _shares(parents: Sequence[Ints], users: Sequence[str]) -> list[Floats]:
-    """Return, for each level, the weight (C,) of each child among its parent's children. The children of one user weigh
-    at most `MAJORITY` of all others' together.
+    """Return, for each level, the weight (C,) of each child among its parent's children. One user's children weigh at
+    most `MAJORITY` of all others' together.
 
     `parents` holds for each level the index of each child's parent; the children at the last level are jobs. `users`
-    are the jobs' owners. A node with jobs of several users counts for each user by his share of its jobs.
+    are the jobs' owners. A node counts for each user by the share of its jobs that are his.
     """
     masses: list[dict[str, float]] = [{user: 1.0} for user in users]
     found: list[Floats] = []
@@ -305,13 +301,13 @@ def _most(mine: float, every: float) -> float:
 
 
 HOLDS, BEYOND = 0.8, 1.2816
-"""HOLDS: nominal coverage of the calibrated intervals. BEYOND: half the width of a normal distribution's interval of
-this coverage, in standard deviations."""
+"""Nominal coverage of the calibrated intervals, and half the width of such an interval of a standard normal
+distribution."""
 UNSURE = 10.0
-"""Weight of the prior value 1 in the estimate of a calibration factor, as a number of predictions."""
+"""Weight of the value 1 in the estimate of a calibration factor, as a number of predictions."""
 LEAST, MOST = 0.4, 2.5
 TESTED = 60
-"""Largest number of finished jobs, the newest, from whose measurements the calibration factors are found."""
+"""Largest number of finished jobs, the newest, that calibration uses."""
 
 
 def found_widths(jobs: Sequence[tuple[GroupPath, Fit]], around: Prior) -> tuple[float, float]:
@@ -369,11 +365,10 @@ def _some(points: Points, rows: Bools) -> Points:
 # -- kinds of GPU ------------------------------------------------------------------------------------------------------
 
 SITE, SCRIPT, OWN = 0.7, 0.35, 0.1
-"""Standard deviations of the log of a speed factor between two kinds of GPU. SITE: of the site's factor, before any
-measurement. SCRIPT: of a script's factor around the site's. OWN: of a job's factor around its script's."""
+"""Standard deviations of the log of a speed factor between two kinds of GPU: at the site before any measurement, of a
+script around the site, of a job around its script."""
 COMPARED = 0.1
-"""Standard deviation that one comparison of speeds adds to a log ratio, because sizes, nodes and hours differ. Compared
-are speeds of a job on two kinds of GPU, of similar jobs, or of runs on different nodes."""
+"""Standard deviation of the log ratio of two compared speeds that comes from different sizes, nodes and hours."""
 
 
 class Ratio(NamedTuple):
@@ -417,8 +412,7 @@ class KindEvidence:
 
 
 def faster(layout: StepLayout) -> Floats:
-    """Return the change (7,) of a job's parameters on GPUs that compute e times as fast, with the same exchange of
-    gradients."""
+    """Return the change (7,) of a job's parameters on GPUs that compute e times as fast."""
     along = np.zeros(PARAMETERS)
     along[SPEED] = 1.0
     if not layout.wired:  # the exchange is then relative to the reference step
@@ -427,18 +421,17 @@ def faster(layout: StepLayout) -> Floats:
 
 
 class KindFactors:
-    """Speed factors between kinds of GPU, learned from jobs. Without jobs, the relative speeds `guessed` by the site
-    are used."""
+    """Speed factors between kinds of GPU, learned from jobs; before any job, the site's guesses (`guessed`)."""
 
     def __init__(self, guessed: Mapping[str, float] | None = None) -> None:
         self._guessed = guessed or {}
         self._site: dict[tuple[str, str], Factor] = {}
         self._scripts: dict[tuple[Hashable, str, str], Factor] = {}
         self.reference = next(iter(self._guessed), "")
-        """Kind of GPU to which the parameters of all jobs are converted: the one on which most jobs ran."""
+        """Kind of GPU on which most jobs ran; all jobs' parameters are converted to it."""
 
     def learn(self, jobs: Sequence[KindEvidence]) -> None:
-        """Learn the speed factors from these jobs, and drop all that was learned before."""
+        """Learn the speed factors from these jobs only."""
         ran = Counter(job.here for job in jobs if job.here)
         self.reference = max(sorted(ran), key=lambda kind: ran[kind], default=next(iter(self._guessed), ""))
         scripts: dict[tuple[Hashable, str, str], list[tuple[float, float]]] = defaultdict(list)
@@ -452,8 +445,7 @@ class KindFactors:
         self._scripts = {key: self._other(*key[1:]).after(found) for key, found in scripts.items()}
 
     def factor(self, spec: Hashable, here: str, there: str, own: Iterable[Ratio] = ()) -> Factor:
-        """Return the speed factor from the kind of GPU `here` to `there` for a job of this spec. `own` are the job's
-        own ratios."""
+        """Return the speed factor from the kind `here` to `there` for a job of this spec with its `own` ratios."""
         if here == there or not (here and there):
             return SAME
         known = self._scripts.get((spec, here, there)) if spec is not None else None
@@ -474,8 +466,7 @@ class KindFactors:
 
 
 def _by_owner(jobs: Sequence[KindEvidence]) -> dict[tuple[str, str, str], dict[Hashable, tuple[float, float]]]:
-    """Return the log of each speed factor with its variance. The outer key is (owner, here, there), the inner key the
-    spec."""
+    """Return the log of each speed factor with its variance, by (owner, here, there) and then by spec."""
     every: dict[tuple[str, str, str], dict[Hashable, list[tuple[float, float]]]] = defaultdict(
         lambda: defaultdict(list)
     )
@@ -495,7 +486,7 @@ def _by_owner(jobs: Sequence[KindEvidence]) -> dict[tuple[str, str, str], dict[H
 
 
 def middle(found: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Return the median of the logs and the variance of this median, from pairs (log, variance)."""
+    """Return the median of the logs in pairs (log, variance), and the median's variance."""
     logs, variances = zip(*found, strict=True)
     return statistics.median(logs), statistics.median(variances) / len(found)
 
@@ -518,7 +509,7 @@ def on_kinds(
     spec: Hashable,
     own: Sequence[Ratio],
 ) -> Mapping[str, ThroughputModel]:
-    """Return the job's model on each of these kinds of GPU. `here` is the kind that `model` is for, "" if unknown."""
+    """Return the job's model on each of these kinds of GPU. `model` is for the kind `here` ("" if unknown)."""
     along = faster(model.layout)
     by_kind = {kind: factors.factor(spec, here, kind, own) for kind in kinds}
     return {

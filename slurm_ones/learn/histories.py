@@ -29,21 +29,20 @@ SILENT_S = 600.0
 """Seconds for which a running job may report nothing, as during an evaluation. After a longer silence its expected
 remaining work is raised."""
 FLAT = 0.05
-"""Smallest slope of log step time against log compute speed from which a speed ratio of two kinds of GPU is derived. If
-it is smaller, step time depends too little on compute speed."""
+"""Smallest slope of log step time against log compute speed from which a speed ratio of two kinds of GPU is derived."""
 LEAST, MOST = 1e-2, 1e4
 """Bounds on the gradient noise scale, in multiples of the base batch."""
 CAUTIOUS = 4.0
-"""Noise scale that is assumed as long as no job has reported one, in multiples of the base batch. A sample at four
-times the base batch is then worth 5/8. This is at the low end of measured values, because samples that a too large
-batch wastes are lost."""
+"""Noise scale before any job has reported one, in multiples of the base batch. A sample at four times the base batch is
+then worth 5/8. This is at the low end of measured values."""
 
 
 class NoiseEfficiency:
-    """`EfficiencyModel` from a gradient noise scale, in samples.
+    """`EfficiencyModel` from a gradient noise scale, in samples; if it is infinite, all batches are equally
+    efficient.
 
-    With an infinite noise scale all batches are equally efficient. Batches up to `free` are as efficient as the base
-    batch, because the optimizer adapts to them (`ones_wrapper.protocol.growth`).
+    Batches up to `free` are as efficient as the base batch, because the optimizer adapts to them
+    (`ones_wrapper.protocol.growth`).
     """
 
     def __init__(self, base_batch: float, noise: float, free: float = 0.0) -> None:
@@ -62,15 +61,15 @@ class NoiseEfficiency:
 
 
 def noise_ratio(base_batch: float, noises: Iterable[float]) -> float | None:
-    """Return the median of the reported gradient noise scales, in multiples of the base batch, within bounds; None if
-    no report is valid. Callers give the newest reports, since the noise scale drifts during training."""
+    """Return the median of the reported gradient noise scales, in multiples of the base batch and within bounds; None
+    if no report is valid."""
     known = [noise / max(base_batch, 1.0) for noise in noises if math.isfinite(noise) and noise > 0]
     return min(max(median(known), LEAST), MOST) if known else None
 
 
 def plain_spec(spec: Spec) -> Spec:
-    """Return the spec without what differs between jobs of one script or changes in time: its term, whether the batch
-    is fixed now, and the batch that the optimizer has grown to."""
+    """Return the spec without its term, whether the batch is fixed, and the batch that the optimizer has grown to: all
+    that differs between jobs of one script or changes in time."""
     if spec.limits is not None and spec.limits.batch_fixed:
         spec = replace(spec, limits=replace(spec.limits, batch_fixed=False))
     return replace(spec, term=0, grown=0) if spec.term or spec.grown else spec
@@ -101,13 +100,12 @@ def inexact(spec: Spec | None) -> bool:
 
 
 def is_wired(spec: Spec | None) -> bool:
-    """Tell whether the bytes that the job's ranks send can be computed from its spec."""
+    """Tell whether the job's spec gives the bytes that its ranks send."""
     return layout_of(spec).wired
 
 
 def without_bytes(history: JobHistory) -> JobHistory | None:
-    """Return the history without the job's size of gradients. None if the job reported none, or if it has a strategy,
-    which reports sent bytes instead."""
+    """Return the history without the job's size of gradients; None if it reported none, or has a training strategy."""
     spec = history.spec
     if spec is None or spec.limits is not None or not spec.gradient_bytes:
         return None
@@ -115,19 +113,19 @@ def without_bytes(history: JobHistory) -> JobHistory | None:
 
 
 def join_of(history: JobHistory) -> float | None:
-    """Return the pause of training, in seconds, when blocks joined the job; None if unknown. For a job that starts a
-    new term at each change, it is the pause of any change."""
+    """Return the pause of training, in seconds, when blocks joined the job; None if unknown. If each change starts a
+    new term, it is the pause of any change."""
     return history.switch_s if by_terms(history.spec) else history.join_s
 
 
 def leave_of(history: JobHistory) -> float | None:
-    """Return the pause of training, in seconds, when blocks left the job; None if unknown, or if blocks also joined
-    it."""
+    """Return the pause of training, in seconds, when blocks left the job and none joined; None if unknown."""
     return history.switch_s if history.join_s is None else None
 
 
 def ready_of(history: JobHistory) -> float | None:
-    """Return the seconds from start to readiness of the blocks that joined last; None if no block has joined."""
+    """Return the seconds from the start of the blocks that joined last until they were ready; None if no block has
+    joined."""
     ready = history.membership.report.ready_s if history.membership is not None else 0.0
     return ready if ready > 0 else None
 
@@ -143,8 +141,8 @@ def points_in(history: JobHistory) -> tuple[Points, float]:
 
 
 def unreported_epochs(history: JobHistory, efficiency: NoiseEfficiency, now: float) -> float:
-    """Return the epochs that a silent running job would have made at its last speed. The first `SILENT_S` seconds of
-    silence do not count."""
+    """Return the epochs that a silent running job would have made at its last speed, after `SILENT_S` seconds of
+    silence."""
     dataset = dataset_of(history)
     if history.running_since is None or not history.throughput or not dataset:
         return 0.0
@@ -168,7 +166,7 @@ def own_noise(history: JobHistory) -> float | None:
 
 def free_batch(history: JobHistory) -> float:
     """Return the largest batch that is as efficient as the base batch; 0 without a measured noise scale. It is the
-    batch that the job reported, or less if its optimizer's rule gives less at the present noise scale."""
+    smaller of two: the batch that the job reported, and that of its optimizer's rule at the present noise scale."""
     spec, ratio = history.spec, own_noise(history)
     if spec is None or ratio is None:
         return 0.0
@@ -176,8 +174,7 @@ def free_batch(history: JobHistory) -> float:
 
 
 def progress_in(history: JobHistory) -> float:
-    """Return the job's progress in samples of the base batch, as reported. Without such reports, the number of samples
-    used."""
+    """Return the job's progress in samples of the base batch; if it reports none, the number of samples used."""
     return history.progress if history.progress is not None else history.samples
 
 
@@ -195,8 +192,8 @@ def dataset_of(history: JobHistory) -> int:
 
 
 def training_after(history: JobHistory, epochs: float, upto: int) -> TrainingState:
-    """Return the training state after `epochs` epochs of progress. Loss and accuracy are those of the reported epoch
-    number `upto` (from 1)."""
+    """Return the training state after `epochs` epochs of progress, with loss and accuracy of the reported epoch number
+    `upto` (from 1)."""
     last = history.epochs[upto - 1] if upto else None
     return TrainingState(
         dataset=dataset_of(history),
@@ -208,8 +205,7 @@ def training_after(history: JobHistory, epochs: float, upto: int) -> TrainingSta
 
 
 def log_of(history: JobHistory) -> FinishedJob:
-    """Return a finished job as data for `BetaProgress`. All its epochs count as equal progress, because the database
-    does not store the progress at the ends of epochs."""
+    """Return a finished job as data for `BetaProgress`. All its epochs count as equal progress."""
     total = epochs_in(history) if history.progress is not None else float(len(history.epochs))
     each = total / max(len(history.epochs), 1)
     points = [training_after(history, (point.epoch + 1) * each, i + 1) for i, point in enumerate(history.epochs)]
@@ -217,8 +213,8 @@ def log_of(history: JobHistory) -> FinishedJob:
 
 
 def base_kind(points: Sequence[ThroughputPoint]) -> str:
-    """Return the kind of GPU on which the job measured the most pairs of shape and batch; "" without measurements. On a
-    tie, return the kind measured last."""
+    """Return the kind of GPU on which the job measured most pairs of shape and batch; "" without measurements. On a tie
+    it is the kind measured last."""
     if len(kinds := {point.kind for point in points}) < 2:
         return kinds.pop() if kinds else ""
     tried = Counter(kind for kind, _ in {(point.kind, point[:3]) for point in points if point.kind})
@@ -227,12 +223,12 @@ def base_kind(points: Sequence[ThroughputPoint]) -> str:
 
 
 def of_kind(points: Sequence[ThroughputPoint], kind: str) -> tuple[ThroughputPoint, ...]:
-    """Return the measurements on this kind of GPU, and those on an unknown kind."""
+    """Return the measurements on this or an unknown kind of GPU."""
     return tuple(point for point in points if point.kind in (kind, ""))
 
 
 def ratios(points: Sequence[ThroughputPoint], fit: Fit, layout: StepLayout, here: str) -> list[Ratio]:
-    """Return the ratio of compute speed on each other kind of GPU to that on the kind `here`, fitted to the job's
+    """Return the ratio of compute speed on each other kind of GPU to that on `here`, fitted to the job's
     measurements."""
     found, along, model = [], faster(layout), MeasuredThroughputs((MeasuredThroughput(fit, layout),))
     for there in sorted({point.kind for point in points} - {here, ""}) if here else ():

@@ -57,23 +57,21 @@ from slurm_ones.policy.contract import EfficiencyModel, Progress, ThroughputMode
 NOWHERE = GroupPath(None, None, "")
 """Place in the tree of a job that has reported nothing."""
 AROUND = {False: CAUTIOUS, True: WIRED}
-"""Prior before any measurement. The key is True for jobs that report the bytes that they send."""
+"""Prior before any measurement, by whether the bytes that a job sends are known."""
 PEERS = 3
 """Fewest finished jobs of other users with the same spec from which a bound on a job's speed is derived."""
 RESIZE_S = 30.0
 """Expected pause of training at a resize, in seconds, before any resize was measured."""
 RESHARD = 2.0
-"""Factor on the expected pause if the checkpoint must be resharded, as it is then read and written once more. It is
-used until such a resize was measured."""
+"""Factor on the expected pause if the checkpoint must be resharded, until such a resize was measured."""
 JOIN_S, LEAVE_S, READY_S = 0.5, 0.05, 8.0
-"""Defaults in seconds until values are measured: pause when blocks join, pause when blocks leave, and time until a
-started block is ready to join. They were measured with small models (docs/benchmarks/resizes.md)."""
+"""Defaults in seconds until values are measured: pause when blocks join, pause when blocks leave, time until a started
+block can join. They were measured with small models (docs/benchmarks/resizes.md)."""
 TERM_S = 5.0
-"""Default pause, in seconds, of a change that restarts training from a checkpoint, until one was measured. It is a
-guess: forking and starting take about a second for a small model, and a large model is also written and read."""
+"""Default pause, in seconds, of a change that restarts training from a checkpoint; a guess, used until one was
+measured."""
 SPARE = 100
-"""Number of running jobs' models kept beyond the most that one tick has needed. The models fitted longest ago are
-dropped."""
+"""Number of running jobs' models kept beyond the most that one tick has needed."""
 SCRIPTS = 10_000
 """Largest number of scripts (pairs of user and job name) whose newest spec is kept."""
 
@@ -96,11 +94,11 @@ class JobModel:
     dataset: int = 0
     """Number of samples in an epoch: reported, or else measured in ended epochs; 0 if unknown."""
     shrink_s: float | None = None
-    """Expected pause of training when the job gives up GPUs, in seconds; None if it is `resize_s`."""
+    """Expected pause of training when the job gives up GPUs, in seconds; None if it equals `resize_s`."""
     prepare_s: float = 0.0
     """Expected time, in seconds, from a block's start until it joins."""
     on: Mapping[str, ThroughputModel] = field(default_factory=dict)
-    """Throughput model on each requested kind of GPU."""
+    """Throughput model on each kind of GPU that the caller named."""
 
 
 @dataclass(frozen=True)
@@ -128,24 +126,20 @@ class Learner:
     """Learner of models from job histories.
 
     A finished job's models are fitted once, a running job's whenever it has reported something new. Jobs with the same
-    spec (base batch, local batch, dataset, epochs) count as jobs of one script. Jobs with the same batches and strategy
-    form a family.
+    spec (base batch, local batch, dataset, epochs) count as jobs of one script. A job that has not run yet gets the
+    newest spec of a job of the same user and name, numbers at its end ignored.
 
-    A job's prior comes from its owner's jobs of the same spec. These are shrunk towards other users' jobs of the spec,
-    then towards the family and the site. `hierarchy` limits the influence of one user on other users' jobs, and widens
-    intervals if past predictions were less accurate than predicted.
-
-    A job that has not run yet gets the newest spec of a job of the same user and name. A number at the end of the name
-    is ignored.
+    A job's prior comes from its owner's jobs of the same spec. It is shrunk towards other users' jobs of the spec, then
+    towards the family and the site (`hierarchy`).
     """
 
     def __init__(self, *, seed: int = 0, gpu_speeds: Mapping[str, float] | None = None) -> None:
-        """Create a learner. `gpu_speeds` are relative speeds of kinds of GPU, as guessed by the site."""
+        """Create a learner. `gpu_speeds` are the site's guesses of the relative speeds of its kinds of GPU."""
         self._seed = seed
         self._finished: Sequence[JobHistory] = ()
         self._past: dict[int, list[tuple[JobHistory, Fit]]] = {}
-        """Fits of each finished job, by `id` of its history. A job that reports its size of gradients has a second fit,
-        which does not use this size."""
+        """Fits of each finished job, by `id` of its history: one with and one without its size of gradients, if
+        reported."""
         self._progress = BetaProgress(seed=seed)
         self._trees = {wired: Tree((), around) for wired, around in AROUND.items()}
         self._widths = dict.fromkeys(AROUND, (1.0, 1.0))
@@ -164,7 +158,8 @@ class Learner:
         self._scripts: dict[tuple[str, str], Spec] = {}
 
     def finished(self, histories: Sequence[JobHistory]) -> None:
-        """Learn from all finished jobs, newest first. If `histories` is the object of the last call, do nothing."""
+        """Learn from all finished jobs, newest first; do nothing if `histories` is the same object as at the
+        last call."""
         if histories is self._finished:
             return
         self._finished = histories
@@ -218,8 +213,8 @@ class Learner:
         return self._factors.factor(group_of(history).spec, *(reversed(ends) if back else ends))
 
     def _learn_switches(self, histories: Sequence[JobHistory]) -> None:
-        """Learn the typical pauses of changes of blocks, over all jobs. Pauses of joins are also learned by spec,
-        because a larger state takes longer to send."""
+        """Learn the typical pauses when blocks join or leave, over all jobs; for joins also by spec, since they depend
+        on the model's size."""
         joins: dict[Spec, list[float]] = defaultdict(list)
         for history in histories:
             if history.spec is not None and (cost := join_of(history)) is not None:
@@ -242,7 +237,7 @@ class Learner:
         self._noises = {spec: statistics.median(some) for spec, some in found.items()}
 
     def look(self, histories: Iterable[JobHistory]) -> None:
-        """Update the models of these running jobs from their new reports, with all fits in one call."""
+        """Update these running jobs' models from their new reports."""
         histories = list(histories)
         self._learn_scripts(histories)
         self._fit(map(self._with_spec, histories))
@@ -291,12 +286,11 @@ class Learner:
     def about(
         self, history: JobHistory | None, now: float = 0.0, *, blocks: bool = False, kinds: Sequence[str] = ()
     ) -> JobModel:
-        """Return a job's models, with throughput on each of these `kinds` of GPU. Without a history, return those of a
-        typical job.
+        """Return a job's models, with throughput on each of these `kinds` of GPU; without a history, those of a typical
+        job.
 
-        `blocks` is True for a job whose blocks can join and leave. `now` is Slurm's clock. A job that has reported
-        nothing for long is expected to need at least as long again (Lindy's law). This holds even if it had little work
-        left at its last report.
+        `blocks` is True for a job whose blocks can join and leave. `now` is Slurm's clock. A job that has been silent
+        for long is expected to need at least as long again (Lindy's law).
         """
         if history is None:
             nothing = self._progress.progress(TrainingState(dataset=0, epochs=0.0))
@@ -334,8 +328,7 @@ class Learner:
         return {kind: known.on[kind] for kind in kinds}
 
     def _of_blocks(self, known: JobModel, history: JobHistory | None) -> JobModel:
-        """Return the models with pauses of changes of blocks in place of those of resizes. They are the job's own, or
-        else typical ones."""
+        """Return the models with the pauses of changes of blocks, the job's own or typical ones."""
         typical = self._switches
         if history is None:
             return replace(known, resize_s=typical.join_s, shrink_s=typical.leave_s, prepare_s=typical.ready_s)
@@ -344,8 +337,8 @@ class Learner:
         return replace(known, resize_s=self._join_s(history), shrink_s=shrink_s, prepare_s=prepare_s)
 
     def switch_s(self, history: JobHistory | None) -> float:
-        """Return the expected pause of training, in seconds, when blocks join or leave: the job's own, or else that of
-        joins in jobs of its spec."""
+        """Return the expected pause, in seconds, when blocks join or leave: the job's own, or else that of joins in
+        jobs of its spec."""
         if history is not None and history.switch_s is not None:
             return history.switch_s
         return self._switches.join_s if history is None else self._join_s(self._with_spec(history))

@@ -2,15 +2,14 @@
 
 PAL (Jain and others, SC 2024) finds slow GPUs by measurements before the cluster is used. Here no extra job is run.
 Runs of one owner and script on a node are compared with runs of this owner and script elsewhere. A run on several nodes
-trains at the pace of the slowest, so it counts only in part for each of its nodes. The node that is most certainly slow
-is found first. Its runs are then left out, because they would make other nodes of these runs seem slow.
+trains at the pace of the slowest, so it counts only in part for each of its nodes. The most certainly slow node is
+found first, and its runs are left out before the next is searched.
 
 The measurements come from users' jobs, so one user must not be able to have a node treated as slow:
 
 - Each owner has one vote, the median over his scripts, however many jobs he runs.
 - A node needs votes of at least two owners, and is as slow as their median. (For an even number of votes, it is the
-  less slow of the middle two.) If all measurements are of one owner, each of his jobs has a vote: he can harm only
-  himself.
+  less slow of the middle two.) If all measurements are of one owner, each of his jobs has a vote.
 - No node counts as slower than `SLOWEST`, and at most a share `MOST` of all nodes counts as slow.
 """
 
@@ -30,15 +29,15 @@ from slurm_ones.learn.histories import plain_spec
 from slurm_ones.learn.throughput import ABSURD
 
 SLOWEST = 0.3
-"""Smallest relative speed that a node can be found to have."""
+"""Lower bound on a node's relative speed; a slower node counts as this fast."""
 SLOW = 0.9
-"""Largest relative speed at which a node counts as slow. Time of day and neighbouring jobs explain smaller
+"""Relative speed at or below which a node counts as slow. Time of day and neighbouring jobs explain smaller
 differences."""
 SPREAD = 0.15
 """Standard deviation of the logarithm of a node's relative speed, before any measurement."""
 SURE = 2.5
-"""Number of standard deviations by which a node must be slower than others. Among hundreds of equal nodes, few would be
-that slow by chance."""
+"""Number of standard deviations by which a slow node must be slower than others, so that few equal nodes are found by
+chance."""
 VOTES = 2
 MOST = 1 / 3
 """Largest share of all nodes that can count as slow; one node always can."""
@@ -47,8 +46,7 @@ ENOUGH = 3
 MANY = 30
 """Largest number of comparable runs that are used to estimate the noise."""
 NORMAL = 2.2219
-"""Standard deviation of a normal distribution, divided by the lower quartile of absolute differences between two
-draws."""
+"""Standard deviation of a normal distribution, as a multiple of the lower quartile of |x − y| for two draws x, y."""
 RECENT_S = 7 * 86400.0
 """Largest age of a measurement, in seconds. Older ones are ignored, so that a repaired node is used again."""
 
@@ -82,8 +80,7 @@ class _Run(NamedTuple):
 
 
 class _Comparison(NamedTuple):
-    """Comparison of one voter's runs on a node with comparable runs elsewhere: the log of the node's relative speed,
-    with its variance."""
+    """Log of a node's relative speed with its variance, from one voter's runs there and elsewhere."""
 
     name: str
     voter: Hashable
@@ -136,8 +133,8 @@ def _runs(histories: Iterable[JobHistory], now: float) -> list[_Run]:
 def _noise_of(alike: Iterable[Sequence[_Run]]) -> dict[str, float]:
     """Return, for each owner, the standard deviation of log speed between comparable runs; at least `COMPARED`.
 
-    It is estimated from the lower quartile of pairwise differences (as in Rousseeuw and Croux, JASA 1993), which slow
-    nodes do not affect.
+    The lower quartile of pairwise differences (as in Rousseeuw and Croux, JASA 1993) gives it, which slow nodes hardly
+    affect.
     """
     apart: dict[str, list[float]] = defaultdict(list)
     for runs in alike:
@@ -149,8 +146,7 @@ def _noise_of(alike: Iterable[Sequence[_Run]]) -> dict[str, float]:
 
 
 def _compared(runs: Sequence[_Run], noise: Mapping[str, float]) -> list[_Comparison]:
-    """Return, for each node and voter, the comparison of runs on this node with runs elsewhere. `runs` are
-    comparable."""
+    """Return, for each node and voter, the comparison of these comparable runs on the node with those elsewhere."""
     found = []
     each = noise.get(runs[0].owner, COMPARED) ** 2 if runs else 0.0
     for name in sorted(frozenset(name for run in runs for name in run.names)):
@@ -174,7 +170,7 @@ def _slow_by(comparisons: Iterable[Sequence[_Comparison]]) -> list[SlowNode]:
 
 
 def _judged(name: str, votes: Mapping[Hashable, Sequence[_Comparison]]) -> SlowNode | None:
-    """Return the node if the votes show that it is slow, else None. A vote is the median of a voter's comparisons."""
+    """Return the node if the votes show that it is slow, else None. A vote is the median of one voter's comparisons."""
     if len(votes) < VOTES:
         return None
     each = [middle([(one.log, one.variance) for one in found]) for found in votes.values()]

@@ -7,15 +7,14 @@ likelihood to finished jobs. Differences from ONES:
 - Features are standardised, in the same way for fitting and for prediction. (ONES fits to logarithms of features, but
   predicts from the features themselves.)
 - f multiplies a first guess of the remaining epochs: the declared epochs not yet done, or else the median of finished
-  jobs minus the epochs done. So the network learns only how far jobs deviate from the guess. For a job unlike all
-  finished jobs it could predict anything. So for jobs that declare epochs the factor has a lower bound, a low quantile
-  over finished jobs.
+  jobs minus the epochs done. For jobs that declare epochs the factor has a lower bound, a low quantile over finished
+  jobs: for a job unlike all finished ones the network could predict anything.
 - The output of f is a softplus instead of a relu. It has the same limits, and a gradient everywhere.
 - A job that declared its epochs has at most the declared epochs remaining, until it has trained them all. From then on
   its remaining epochs are as many as it trained beyond its declaration (`OVERRUN`). So a job that declares too few
   epochs in order to be served first is soon treated as a long one.
-- In ONES the width of the distribution follows from α + β, the epochs done and remaining. Here a factor on α and β is
-  fitted, on jobs that the network was not fitted to, so that an 80 % interval covers 80 % of the cases.
+- In ONES the width of the distribution follows from α + β. Here a factor on α and β is fitted, on jobs that the network
+  was not fitted to, so that an 80 % interval covers 80 % of the cases.
 - Before `ENOUGH` jobs have finished, β is the number of declared epochs not yet done. A job without a declaration
   counts as half done, and at least ten epochs long.
 """
@@ -36,27 +35,26 @@ from slurm_ones.policy.contract import Floats, Progress
 HIDDEN = 8
 ITERATIONS = 60
 DECAY = 1e-3
-"""Weight decay. It keeps the network nearly constant as long as few jobs have finished."""
+"""Weight decay, which keeps the network nearly constant while few jobs have finished."""
 LEAST = 1e-3
 """Smallest β, in epochs, because β must be positive."""
 DECLARED = -1
 """Index of the feature that is NaN for jobs that declared no epochs."""
 RARE = 0.1
-"""Quantile, over finished jobs, of the ratio of remaining epochs to first guess. Its value is the lower bound of
-predicted ratios, because no policy can predict which job will stop early."""
+"""Quantile, over finished jobs, of remaining epochs divided by the first guess. It is the lower bound of that ratio in
+predictions."""
 
 
 @dataclass(frozen=True)
 class BetaNetwork:
-    """Network that predicts remaining epochs from features: a tanh layer, then a softplus output, which multiplies a
-    first guess."""
+    """Network that predicts remaining epochs: a tanh layer, then a softplus output that multiplies the first guess."""
 
     mean: Floats
     deviation: Floats
     weights: Floats
     """All weights in one vector, as the optimizer needs them."""
     least: float
-    """Lower bound of the output that multiplies the first guess, for jobs that declared their epochs."""
+    """Lower bound of the factor on the first guess, for jobs that declared their epochs."""
 
     @classmethod
     def fit(cls, features: Floats, done: Floats, total: Floats, guess: Floats, rng: np.random.Generator) -> BetaNetwork:
@@ -149,7 +147,7 @@ def _loss(weights: Floats, inputs: Floats, alpha: Floats, rho: Floats, guess: Fl
 ENOUGH = 5
 """Fewest finished jobs to which the network is fitted."""
 NEW_ALPHA = 0.5
-"""Smallest α, for jobs that have done less than half an epoch, because α must be positive."""
+"""Smallest α, which must be positive, used before half an epoch is done."""
 UNKNOWN_EPOCHS = 10.0
 """Number of epochs assumed for a job that declared none, before enough jobs have finished."""
 POINTS = 8
@@ -157,8 +155,8 @@ POINTS = 8
 LEFT = 0.01
 """Smallest number of remaining epochs of a running job, as a share of its declared epochs."""
 OVERRUN = 1.0
-"""Remaining epochs for each epoch beyond the declared ones, or, without a declaration, beyond the longest finished job.
-By Lindy's law, a process that has lasted t lasts another t with probability one half."""
+"""Remaining epochs for each epoch beyond the declared ones (by Lindy's law), or, without a declaration, beyond the
+longest finished job."""
 MAX_EPOCHS = 1e6
 LEVELS = (0.1, 0.9)
 """Quantiles at the ends of the calibrated interval."""
@@ -166,8 +164,7 @@ CONCENTRATIONS = np.geomspace(64.0, 1.0 / 64.0, 19)
 CROSSED = 400
 """Number of moments to which the concentration (the factor on α and β) is fitted."""
 AT_THE_END = 0.98
-"""Share of the declared remaining epochs. A job that trains at least this share counts as having trained all of
-them."""
+"""Share of the declared remaining epochs from which a job counts as training all of them."""
 
 
 @dataclass(frozen=True)
@@ -219,10 +216,10 @@ class BetaProgress:
     finished."""
 
     def __init__(self, finished: Sequence[FinishedJob] = (), seed: int = 0) -> None:
-        """Fit the model to all finished jobs. The same jobs and seed give the same model.
+        """Fit the model to all finished jobs; the same jobs and seed give the same model.
 
-        A job without an epoch before its last one is ignored, and does not count towards `ENOUGH`. The fit takes about
-        0.1 s for 200 jobs.
+        A job that trained only one epoch is ignored, and does not count towards `ENOUGH`. The fit takes about 0.1 s for
+        200 jobs.
         """
         self._network: BetaNetwork | None = None
         self._concentration = 1.0
@@ -277,7 +274,7 @@ class BetaProgress:
 
 
 def at_least(progress: Progress, epochs: float) -> Progress:
-    """Return the progress with its remaining epochs raised to at least `epochs`; unchanged if `epochs` is NaN."""
+    """Return the progress with at least `epochs` remaining epochs; unchanged if `epochs` is NaN."""
     if not epochs > progress.beta:
         return progress
     return replace(progress, beta=min(epochs, MAX_EPOCHS), most=max(progress.most, min(epochs, MAX_EPOCHS)))
@@ -290,7 +287,7 @@ def _fitted(moments: Moments, seed: int) -> BetaNetwork:
 
 def _concentration(moments: Moments, seed: int) -> float:
     """Return the largest factor on α and β at which the interval covers enough moments. Each half of the jobs is
-    predicted by a network that was fitted to the other half."""
+    predicted by a network fitted to the other half."""
     odd = moments.job % 2 == 1
     covered = np.zeros(len(CONCENTRATIONS))
     rows = 0
@@ -330,8 +327,8 @@ def _inside(job: FinishedJob) -> list[TrainingState]:
 
 
 def _features(training: TrainingState, declared: float) -> list[float]:
-    """Return ONES' five features, the fraction of the declared epochs that is done, and the log of the declared epochs.
-    Unknown features are NaN."""
+    """Return ONES' five features, the done fraction of the declared epochs, and the log of the declared epochs; unknown
+    ones are NaN."""
     first = _finite(training.initial_loss)
     improvement = (first - _finite(training.loss)) / max(abs(first), 1e-9)
     known = math.isfinite(declared) and declared > 0

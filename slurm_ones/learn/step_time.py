@@ -39,28 +39,27 @@ from slurm_ones.policy.contract import Bools, Floats, Ints
 
 GIGABYTE = 1e9
 NOTHING = 1e-12
-"""Number of gigabytes used in place of 0, which has no logarithm."""
+"""Gigabytes used in place of 0, which has no logarithm."""
 NONE = float(np.log(NOTHING))
 """Log of `NOTHING`."""
 LATENCY_GB = 0.005
-"""Latency of an exchange, as the gigabytes that could be sent in that time: half a millisecond at 10 GB/s."""
+"""Latency of an exchange, as gigabytes: half a millisecond at 10 GB/s."""
 ANY_LOCAL = 2.0**31
-"""Largest local batch of a job that has not reported one."""
+"""Largest local batch assumed for a job that reports none."""
 
 
 @dataclass(frozen=True, eq=False)
 class StepLayout:
-    """Split of a step's samples and of its traffic, for each of R numbers of GPUs, ascending. R is 0 for a plain
-    data-parallel job."""
+    """Split of a step's samples and of its traffic at R numbers of GPUs, ascending; R is 0 in plain data parallel."""
 
     max_local: float = ANY_LOCAL
-    """Largest number of samples in one forward pass of a replica, at every number of GPUs."""
+    """Largest number of samples in a replica's forward pass, at any number of GPUs."""
     gpus: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     replicas: Floats = field(default_factory=lambda: np.zeros(0))
     local: Floats = field(default_factory=lambda: np.zeros(0))
-    """(R,) largest number of samples in one forward pass of a replica; at most `max_local`."""
+    """(R,) largest number of samples in a replica's forward pass, at most `max_local`."""
     replica_gb: Floats = field(default_factory=lambda: np.zeros(0))
-    """(R,) gigabytes that a rank sends to ranks of its own replica for each sample of the replica."""
+    """(R,) gigabytes that a rank sends within its replica, per sample of the replica."""
     data_gb: Floats = field(default_factory=lambda: np.zeros(0))
     """(R,) gigabytes that a rank sends to other replicas in a step."""
     gradient_gb: float = 0.0
@@ -75,7 +74,7 @@ class StepLayout:
         return bool(several.any()) and bool((self.replica_gb + self.data_gb)[several].all())
 
     def split(self, gpus: Floats) -> tuple[Floats, Floats]:
-        """Return two arrays for these numbers of GPUs: the number of replicas, and the largest number of samples in one
+        """Return two arrays for these numbers of GPUs: the number of replicas, and the samples that fit into one
         forward pass of a replica."""
         if not len(self.gpus):
             return gpus, np.full(np.shape(gpus), self.max_local)
@@ -86,8 +85,7 @@ class StepLayout:
         """Return the logarithms of the gigabytes that a rank sends in a step: to GPUs of its own node, and to other
         nodes.
 
-        Traffic inside a replica stays inside a node if no replica spans several nodes. In a ring all-reduce of n ranks
-        each rank sends 2 (n - 1) / n times the gradients.
+        Traffic inside a replica stays inside a node if no replica spans several nodes.
         """
         if not len(self.gpus):
             ring = np.log(self.gradient_gb * 2.0 * (gpus - 1.0) / gpus + LATENCY_GB)
@@ -102,8 +100,8 @@ class StepLayout:
         return np.log(np.maximum(within + between - outside, NOTHING)), np.log(np.maximum(outside, NOTHING))
 
     def _rows(self, gpus: Floats) -> tuple[Ints, Bools]:
-        """Return the row of each number of GPUs, with True. A number without a row gets the row of the next higher
-        number, with False."""
+        """Return the row of each number of GPUs, with True; if it has none, the row of the next higher number, with
+        False."""
         row = np.minimum(np.searchsorted(self.gpus, gpus), len(self.gpus) - 1)
         there: Bools = self.gpus[row] == gpus
         return row, there
@@ -156,7 +154,7 @@ class Sizes:
     local: Floats
     """Log of the ratio of samples per GPU and step to the reference local batch."""
     passes: Floats
-    """Number of forward passes per step: above 1 if a GPU's samples do not fit into its memory at once."""
+    """Number of forward passes per step, above 1 if a GPU's samples do not fit at once."""
     gpus: Floats
     across: Floats
     """1 if the GPUs are on several nodes, else 0."""
@@ -164,8 +162,8 @@ class Sizes:
     """1 if the bytes that a rank sends are known, else 0."""
     inside: Floats
     outside: Floats
-    """Log of the ratio of gigabytes that a rank sends to other nodes to the reference local batch. `inside` is the same
-    for gigabytes sent to GPUs of its own node."""
+    """Log of gigabytes that a rank sends to other nodes divided by the reference local batch. `inside` is the same for
+    its own node."""
 
     def each(self, change: Callable[[Floats], Floats]) -> Sizes:
         """Return a copy with `change` applied to each array."""
@@ -211,8 +209,7 @@ def log_step(parameters: Floats, at: Sizes, reference: Floats) -> Floats:
 
 
 def log_compute(parameters: Floats, at: Sizes) -> Floats:
-    """Return the log of the ratio of a step's compute time to the time of a reference step. A step takes at least its
-    compute time."""
+    """Return the log of a step's compute time divided by the time of a reference step."""
     return _parts(parameters, at)[0]
 
 
@@ -235,10 +232,11 @@ def log_step_and_slopes(parameters: Floats, at: Sizes, reference: Floats) -> tup
 
 
 def _parts(parameters: Floats, at: Sizes) -> tuple[Floats, Floats, Floats, Floats, Floats]:
-    """Return five arrays: log compute, log sync, γ, the overhead's share of a reference step, and the growth of sync.
+    """Return five arrays: log compute, log sync, γ, the overhead's share of a reference step, and the growth of
+    sync.
 
-    Compute and sync are relative to a reference step. The growth is the sync of the GPUs beyond the second, divided by
-    the sync of two GPUs.
+    Compute and sync are relative to a reference step. The growth is the sync added beyond two GPUs, relative to that of
+    two.
     """
     share = 1.0 / (1.0 + np.exp(-parameters[..., OVERHEAD, None]))
     compute = np.log(share * at.passes + (1.0 - share) * np.exp(at.local))
@@ -262,13 +260,13 @@ def _outside(parameters: Floats, at: Sizes) -> Floats:
 
 
 MISFIT = 0.15
-"""Standard deviation of the misfit: the part of log step time that the formula cannot explain with any parameters."""
+"""Standard deviation of the misfit, the part of log step time that no parameters explain."""
 NOISE = 0.07
 """Standard deviation of the noise in one measurement of log step time."""
 ALIKE_GPUS = 1.0
 ALIKE_LOCAL = 1.5
-"""Correlation lengths of the misfit: `ALIKE_GPUS` in log GPUs, `ALIKE_LOCAL` in log samples per GPU. Between sizes that
-differ by one length, the correlation is 1/e."""
+"""Correlation lengths of the misfit: `ALIKE_GPUS` in log GPUs, `ALIKE_LOCAL` in log samples per GPU. At one length
+apart the correlation is 1/e."""
 ITERATIONS = 12
 
 
@@ -302,8 +300,7 @@ def _cautious() -> Prior:
 
 
 CAUTIOUS = _cautious()
-"""Prior before any job has measured. It expects one sample per second on one GPU, so all unknown jobs are expected to
-be equally fast."""
+"""Prior before any job has measured: one sample per second on one GPU."""
 
 
 def _wired() -> Prior:
@@ -327,8 +324,8 @@ class Points:
     log_step: Floats
     """Log of the measured seconds of a step."""
     count: Floats
-    """Weight of each point, as a number of measurements. It is below 1 as long as the job has not run long at this size
-    (see `throughput`)."""
+    """Weight of each point, as a number of measurements; below 1 until the job has run for long at this size (see
+    `throughput`)."""
 
 
 @dataclass(frozen=True)
@@ -342,7 +339,7 @@ class Fit:
     covariance: Floats
     """(7, 7) covariance of the parameters."""
     misfit: Floats
-    """(P,) product of `weights` and the residuals of the points. Predictions of the misfit at other sizes use it."""
+    """(P,) `weights` × residuals of the points, from which misfits at other sizes are predicted."""
     slopes: Floats
     """(P, 7) derivatives of log step time with respect to the parameters, at each point."""
     weights: Floats

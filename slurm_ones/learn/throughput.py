@@ -1,8 +1,8 @@
 """Throughput of one job at each size, placement and batch, from its own measurements and those of other jobs.
 
 ONES (§3.2) interpolates between the means of the last five measurements at each size. Here a model of the step time
-(`step_time`, after Pollux) is fitted to all of a job's measurements together. So an untried size is predicted from
-measured ones, with an uncertainty. The prediction at a measured size is close to its measurements.
+(`step_time`, after Pollux) is fitted to all of a job's measurements together. So an untried size is predicted too, with
+an uncertainty.
 
 Measurements come from users' jobs and may be false, so three rules limit their influence:
 
@@ -10,11 +10,10 @@ Measurements come from users' jobs and may be false, so three rules limit their 
   step time has a further standard deviation of `UNPROVEN` · exp(-t / `PROVEN_S`). So the variance of n new measurements
   is NOISE² / n + UNPROVEN² exp(-2t / PROVEN_S).
 - At the same samples per GPU, no size is faster per GPU than the smallest measured size n₀. A step on n ≥ n₀ GPUs takes
-  at least T(n₀) · c(n) / c(n₀), less the tolerance `LINEAR`; c is the model's compute time. Scaling beyond linear can
-  only be noise.
-- If enough similar jobs of other users are known (`peers`), no size is faster than what they make plausible:
-  `PEERS_BEYOND` standard deviations above the speed expected from them. If a job reports a higher speed at its smallest
-  size, its speeds at all sizes are scaled down by the same factor.
+  at least T(n₀) · c(n) / c(n₀), less the tolerance `LINEAR`; c is the model's compute time.
+- If enough similar jobs of other users are known (`peers`), no speed exceeds the expected one by more than
+  `PEERS_BEYOND` standard deviations. If a job reports a higher speed at its smallest size, its speeds at all sizes are
+  scaled down by the same factor.
 """
 
 from __future__ import annotations
@@ -53,10 +52,10 @@ from slurm_ones.policy.contract import Floats, Ints
 LAST = 5
 """Number of measurements kept at each pair of shape and batch, the newest (as in ONES)."""
 MOST_POINTS = 16
-"""Largest number of pairs of shape and batch to which a model is fitted, the ones measured last."""
+"""Largest number of pairs of shape and batch to which a model is fitted, the latest."""
 ODD = math.log(2.0)
-"""Largest log ratio between a measurement and the median at its size. A measurement further away (a stall, or a clock
-jump) is dropped."""
+"""Largest log ratio between a measurement and the median at its size; one further away is dropped (a stall, or a clock
+jump)."""
 ABSURD = 1e12
 """Largest value of samples/s, batch and counts in an accepted measurement."""
 LONGEST = 27.0
@@ -65,7 +64,7 @@ MOST_DOUBT = 2.0
 """Largest standard deviation of log throughput that is returned."""
 UNPROVEN, PROVEN_S = 0.25, 300.0
 LINEAR = 0.2
-"""Log of the factor by which scaling may exceed linear scaling, because two noisy measurements are compared."""
+"""Log of the factor by which noise may make scaling seem better than linear."""
 PEERS_BEYOND = 2.0
 
 
@@ -80,8 +79,8 @@ def believable(point: ThroughputPoint) -> bool:
 
 
 def reference_of(measured: Iterable[ThroughputPoint], base_batch: int | None, max_local: float) -> float:
-    """Return a job's reference local batch: its base batch, or the largest local batch if that is smaller. Without a
-    base batch, return the mean measured local batch."""
+    """Return a job's reference local batch: the smaller of its base batch and its largest local batch. Without a base
+    batch, it is the mean measured local batch."""
     if base_batch is not None and base_batch >= 1:
         return max(min(float(base_batch), max_local), 1.0)
     locals_ = [point.batch / point.shape.gpus for point in measured if believable(point)]
@@ -94,7 +93,7 @@ def points_of(
     layout: StepLayout = PLAIN,
     ran: Mapping[tuple[int, int], float] | None = None,
 ) -> Points:
-    """Return a job's measurements, combined for each pair of size and batch. Implausible measurements are left out.
+    """Return a job's measurements, combined for each pair of size and batch, without implausible ones.
 
     `ran` holds the seconds that the job has run on each (nodes, GPUs). Without it, measurements count fully.
     """
@@ -125,8 +124,7 @@ def _typical(logs: list[float]) -> tuple[float, int]:
 
 
 def moved(fit: Fit, by: Floats) -> Fit:
-    """Return the fit with `by` (7,) added to its parameters. The measurements in it are scaled as predicted for this
-    change."""
+    """Return the fit with `by` (7,) added to its parameters, and its measurements scaled accordingly."""
     parameters, points, reference = fit.parameters + by, fit.points, np.float64(fit.reference)
     longer = log_step(parameters, points.at, reference) - log_step(fit.parameters, points.at, reference)
     return replace(fit, parameters=parameters, points=replace(points, log_step=points.log_step + longer))
@@ -148,15 +146,10 @@ class MeasuredThroughput:
             expected = fit_all([(points_of((), fit.reference), fit.reference, peers)])[0]
             self.peers = MeasuredThroughput(expected, layout)
         self.believed = self._believed()
-        """Factor on the job's reported speed at all sizes: the plausible speed at its smallest measured size divided by
-        the reported speed there, at most 1.
-
-        One factor for all sizes is stricter than a bound at each size. The peers' speed on many GPUs is less certain,
-        so a bound is loose there. A job with false reports could then seem to scale better than its peers.
-        """
+        """Factor on the job's reported speed at all sizes, at most 1: the plausible speed at its smallest measured size
+        divided by the reported one."""
         self.apart: Floats = np.zeros(PARAMETERS)
-        """(7,) additional uncertainty of the parameters, along this direction. Its length is one standard deviation, at
-        every size."""
+        """(7,) additional uncertainty of the parameters, as a direction; its length is one standard deviation."""
 
     def _believed(self) -> float:
         if self.peers is None or not len(self.fit.misfit):
@@ -170,7 +163,7 @@ class MeasuredThroughput:
 
     def moved(self, by: Floats, doubt: Floats) -> MeasuredThroughput:
         """Return the model on another kind of GPU: `by` (7,) is added to the parameters, and `doubt` (7,) to their
-        uncertainty. The job's measurements do not reduce this uncertainty."""
+        uncertainty."""
         found = copy(self)
         found.__dict__.pop("_alone", None)
         found.fit, found.apart = moved(self.fit, by), doubt
@@ -213,7 +206,7 @@ def _as_row(*arrays: Ints) -> Iterator[Ints]:
 
 
 class MeasuredThroughputs:
-    """Models of J jobs that predict in one call. Each array is (J, Q), with a row for each job."""
+    """Models of J jobs that predict in one call, in arrays (J, Q)."""
 
     def __init__(self, models: Sequence[MeasuredThroughput]) -> None:
         fits = [model.fit for model in models]
@@ -254,8 +247,8 @@ class MeasuredThroughputs:
         return self.throughput(nodes, gpus, batches) * np.exp(PEERS_BEYOND * deviation)
 
     def _linear(self, at: Sizes) -> Floats:
-        """Return a lower bound of log step time at each size: linear scaling from the job's smallest measured size. It
-        is -inf for sizes not above that. Only jobs with measurements have a row."""
+        """Return a lower bound of log step time at each size, by linear scaling from the job's smallest measured size;
+        -inf up to that size. Only jobs with measurements have a row."""
         rows = [j for j, _ in self._first]
         anchor = self._points.each(lambda values: np.array([[values[j, p]] for j, p in self._first]))
         here, parameters = at.each(lambda values: values[rows]), self._parameters[rows]
@@ -304,6 +297,5 @@ class MeasuredThroughputs:
 
 
 def _first(known: Points) -> int:
-    """Return the index of the point at the smallest measured size. If it has several batches, take the one measured
-    most often."""
+    """Return the index of the point at the smallest measured size, and of its batches, the one measured most often."""
     return int(np.lexsort((-known.count, known.at.gpus))[0])

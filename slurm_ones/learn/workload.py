@@ -50,7 +50,7 @@ class PastWorkload:
 
     jobs: int
     gpu_jobs: int
-    """Number of jobs that got GPUs. All further fields except `states` are about these jobs, or about all jobs if none
+    """Number of jobs that got GPUs. All further fields except `states` cover only these, or all jobs if none
     got GPUs."""
     first: float
     last: float
@@ -75,7 +75,7 @@ class PastWorkload:
 
 
 def script(user: str, name: str) -> tuple[str, str]:
-    """Return the user, and the job's name without a number at its end. Jobs with equal results mostly run the same
+    """Return the user, and the job's name without a number at its end. Jobs with equal results mostly run one
     script."""
     return user, re.sub(r"[-_.]?\d+$", "", name) or name
 
@@ -125,11 +125,11 @@ def _namesakes(past: Sequence[PastJob], most: int) -> tuple[Namesakes, ...]:
 LIFE_S = 4 * 3600.0
 """Expected seconds until a guest is preempted, before any guest was observed."""
 PRIOR_EVENTS = 0.25
-"""Weight of the prior `LIFE_S`, as a number of preemptions. One observed preemption already outweighs it."""
+"""Weight of the prior `LIFE_S`, as a number of preemptions."""
 HOUR_EVENTS = 2.0
 """Weight of a partition's overall rate in the rate of each hour of the day, as a number of preemptions."""
 KNOWN_S = 14 * 86400.0
-"""Seconds for which a past run of a guest counts."""
+"""Age, in seconds, up to which a guest's past run counts."""
 HOURS = 24
 
 
@@ -138,8 +138,8 @@ class GuestLives:
 
     Preemptions are a Poisson process with a gamma prior on its rate. So the mean rate is (prior preemptions +
     preemptions) / (prior seconds + seconds run). The prior of a partition is one preemption in `LIFE_S` seconds, and
-    the prior of each of its hours is the rate over all hours. Hours differ because users request more GPUs by day than
-    by night. The data are the guests' runs of the last `KNOWN_S` seconds.
+    the prior of each of its hours is the rate over all hours. The data are the guests' runs of the last `KNOWN_S`
+    seconds.
     """
 
     def __init__(self, runs: Iterable[GuestRun] = (), now: float = 0.0) -> None:
