@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -128,16 +129,17 @@ def gpus_over_time(
     such GPUs, a line shows `capacity` less these. With `elapsed`, the time axis has hours since `begin`.
     """
     begin = begin if elapsed else max(begin, min((row.start for row in rows), default=begin))
-    seen = [row for row in rows if (row.end is None or row.end > begin) and row.shape.nodes]
-    of_job = {str(row.job_id): row for row in seen}
     bars = [
-        Bar(str(row.job_id), max(row.start, begin), now if row.end is None else row.end, row.shape.gpus) for row in seen
-    ]
+        Bar(str(row.job_id), max(row.start, begin), now if row.end is None else row.end, row.shape.gpus)
+        for row in rows if row.shape.nodes
+    ]  # fmt: skip
     bars = [bar for bar in bars if bar.end > bar.start]
-    group = {job: {"user": row.user, "partition": row.partition}.get(by, job) for job, row in of_job.items()}
     jobs = list(dict.fromkeys(bar.job for bar in sorted(bars, key=lambda bar: bar.start)))
     if not jobs:
         return Markup('<p class="quiet">No elastic job ran in this time.</p>')
+    of_job = {str(row.job_id): row for row in rows}
+    names = {job: f"job {job} {plain(of_job[job].name, 40)}" for job in jobs}
+    group = names if by == "job" else {job: plain(getattr(of_job[job], by), 40) or "none" for job in jobs}
     if by != "job":
         jobs.sort(key=group.__getitem__)  # stable: those of one user lie next to each other
     starts, ends = np.array([bar.start for bar in bars]), np.array([bar.end for bar in bars])
@@ -148,14 +150,19 @@ def gpus_over_time(
     else:
         moments, middles = _intervals(changes, starts, ends)
         holding = np.pad(held(bars, jobs, middles), ((0, 0), (0, 1)))
+    if by == "job":
+        known = {names[job]: colours[int(job)] for job in jobs if colours and int(job) in colours}
+        chosen = palette.chosen(palette.whole((names[bar.job], bar.start, bar.end) for bar in bars), known)
+        patterns = palette.patterns([chosen[names[job]] for job in jobs], holding)
+    else:
+        chosen = palette.chosen(((name, 0.0, 1.0) for name in dict.fromkeys(group[job] for job in jobs)), {})
+        turn = _turns(chosen)
+        patterns = [turn[group[job]] for job in jobs]
     most = max(capacity, int(holding.sum(axis=0).max(initial=1.0)), least)
-    colour_of = _colours(bars, jobs, group, colours or {}, by)
-    used = [colour_of[group[job]] for job in jobs]
-    patterns = palette.patterns(used, holding) if by == "job" else _by_turns([group[job] for job in jobs], used)
-    names = {job: f"job {job} {plain(of_job[job].name, 40)}" for job in jobs}
-    titles = [str(escape(names[job])) for job in jobs]
+    groups = [group[job] for job in jobs]
     asked = np.array([of_job[job].asked for job in jobs])
-    stack = _Stack(jobs, titles, used, patterns, asked, moments, holding, most, begin, now, elapsed)
+    used, titles = [chosen[one] for one in groups], [str(escape(names[job])) for job in jobs]
+    stack = _Stack(jobs, titles, groups, used, patterns, asked, moments, holding, most, begin, now, elapsed)
     # Of thousands of shapes: numbers need no escaping, and titles are escaped above.
     made = Markup("".join(stack.stretches() if single else stack.outlines()))
     rest = _rest(others, capacity, begin, now) if capacity and any(gpus for _, gpus in others) else []
@@ -164,14 +171,13 @@ def gpus_over_time(
     over = [Markup('<line class="edge" x1="0" x2="100%" y1="{0}" y2="{0}"/>').format(y)] if capacity else []
     over += stack.numbers() if single and len(jobs) > 1 else []
     label = f"GPUs held by jobs within {seconds(now - begin)}, of {capacity or 'an unknown number'}"
-    total = (holding[:, :-1] * np.diff(moments)).sum(axis=1)
-    legend = _legend(jobs, group, colour_of, patterns, names, total, by)
-    grown = bool(single and (holding > asked[:, None]).any())
     across = of_numbers(0, (now - begin) / 3600.0, "hours since the start") if elapsed else of_time(begin, now)
     picture = Picture(label, across, of_numbers(0, most, "GPUs", whole=True), made, over)
-    legend += _sign("any", GROWN, "beyond what the job asked for") if grown else Markup("")
-    legend += _stroke("edge", "GPUs of the cluster") if capacity else Markup("")
-    legend += _stroke("rest", "less those of jobs that did not opt in") if rest else Markup("")
+    grown = single and (holding > asked[:, None]).any()
+    legend = stack.legend()
+    legend += [_sign("any", GROWN, "beyond what the job asked for")] if grown else []
+    legend += [_stroke("edge", "GPUs of the cluster")] if capacity else []
+    legend += [_stroke("rest", "less those of jobs that did not opt in")] if rest else []
     scale = f' data-capacity="{capacity}" data-most="{most}"' if rest else ""
     return picture.drawn(legend, f' data-begin="{begin:.0f}" data-end="{now:.0f}"{scale}')
 
@@ -187,23 +193,13 @@ def _rest(others: Sequence[tuple[float, int]], capacity: int, begin: float, now:
     return list(zip(np.repeat(x, 2)[1:-1].tolist(), np.repeat(left, 2).tolist(), strict=True))
 
 
-def _by_turns(groups: Sequence[str], colours: Sequence[int]) -> list[int]:
-    """Choose a pattern for each row. Groups with the same colour get different patterns, until all patterns are
-    used."""
-    of_colour: dict[int, list[str]] = {}
-    for group, colour in zip(groups, colours, strict=True):
-        named = of_colour.setdefault(colour, [])
-        named += [group] * (group not in named)
-    return [of_colour[colour].index(group) % len(PATTERNS) for group, colour in zip(groups, colours, strict=True)]
-
-
-def _colours(
-    bars: Sequence[Bar], jobs: Sequence[str], group: Mapping[str, str], before: Mapping[int, int], by: str
-) -> dict[str, int]:
-    if by != "job":
-        return palette.chosen(((name, 0.0, 1.0) for name in dict.fromkeys(group[job] for job in jobs)), {})
-    known = {job: before[int(job)] for job in jobs if int(job) in before}
-    return palette.chosen(palette.whole(bar[:3] for bar in bars), known)
+def _turns(colours: Mapping[str, int]) -> dict[str, int]:
+    """Return a pattern for each group. Groups with the same colour get different patterns, until all are used."""
+    found, used = {}, Counter[int]()
+    for group, colour in colours.items():
+        found[group] = used[colour] % len(PATTERNS)
+        used[colour] += 1
+    return found
 
 
 @dataclass(frozen=True)
@@ -213,6 +209,8 @@ class _Stack:
     jobs: Sequence[str]
     titles: Sequence[str]
     """Titles of the jobs' shapes, already escaped."""
+    groups: Sequence[str]
+    """Entry of the legend to which each job belongs."""
     colours: Sequence[int]
     patterns: Sequence[int]
     asked: Floats
@@ -287,27 +285,16 @@ class _Stack:
                     break
         return found
 
-
-def _legend(
-    jobs: Sequence[str],
-    group: Mapping[str, str],
-    colour_of: Mapping[str, int],
-    patterns: Sequence[int],
-    names: Mapping[str, str],
-    total: Floats,
-    by: str,
-) -> Markup:
-    held_by: dict[str, float] = {}
-    for job, amount in zip(jobs, total.tolist(), strict=True):
-        held_by[group[job]] = held_by.get(group[job], 0.0) + amount
-    shown = sorted(held_by, key=lambda one: -held_by[one])[:NAMED]
-    pattern = {group[job]: PATTERNS[one] for job, one in zip(jobs, patterns, strict=True)}
-    items = Markup("").join(
-        _sign(f"c{colour_of[one]}", pattern[one], names[one] if by == "job" else plain(one, 40) or "none")
-        for one in shown
-    )
-    more = len(held_by) - len(shown)
-    return items + (Markup("<li>and {} more</li>").format(more) if more else Markup(""))
+    def legend(self) -> list[Markup]:
+        """Return a sign for each of the `NAMED` groups with the most GPU time, and the number of other groups."""
+        spent, signs = dict[str, float](), {}
+        totals = (self.holding[:, :-1] * np.diff(self.moments)).sum(axis=1).tolist()
+        for group, colour, pattern, total in zip(self.groups, self.colours, self.patterns, totals, strict=True):
+            spent[group] = spent.get(group, 0.0) + total
+            signs[group] = _sign(f"c{colour}", PATTERNS[pattern], group)
+        shown = sorted(spent, key=lambda one: -spent[one])[:NAMED]
+        more = [Markup("<li>and {} more</li>").format(len(spent) - NAMED)] if len(spent) > NAMED else []
+        return [signs[group] for group in shown] + more
 
 
 def _sign(kind: str, pattern: str, text: str) -> Markup:
@@ -376,7 +363,7 @@ def curve(points: Sequence[EpochPoint], name: str, changes: Sequence[tuple[float
     ]
     label = f"{name} by epoch: from {values[0][1]:.4g} to {values[-1][1]:.4g}"
     picture = Picture(label, of_numbers(first, last, "epoch", whole=True), of_numbers(bottom, top, name), parts, over)
-    return picture.drawn(_stroke("change", "a resize") if any("change" in one for one in over) else Markup(""))
+    return picture.drawn([_stroke("change", "a resize")] if any("change" in one for one in over) else [])
 
 
 def scaling(measured: Sequence[Measured], predicted: Mapping[int, float] | None = None) -> Markup:
@@ -394,23 +381,19 @@ def scaling(measured: Sequence[Measured], predicted: Mapping[int, float] | None 
     widest = max(*(one.gpus for one in measured), *predicted, 1)
     high = max(*(one.useful for one in measured), *predicted.values(), each * widest, 1e-9) * 1.08
     right = widest * 1.08
-    best = {
-        gpus: max(one.useful for one in measured if one.gpus == gpus) for gpus in sorted({m.gpus for m in measured})
-    }
+    best = {one.gpus: one.useful for one in sorted(measured, key=lambda one: (one.gpus, one.useful))}
     parts = Markup("")
     for kind, values in (("ideal", {0: 0.0, widest: each * widest}), ("predicted", predicted), ("line", best)):
-        parts += _line(kind, ((n / right, value / high) for n, value in values.items())) if values else Markup("")
+        parts += _line(kind, ((n / right, value / high) for n, value in values.items())) if values else ""
     over = []
     for one in measured:
         size = f"{one.gpus} GPUs, batch {one.batch}"
         said = f"{size}: {one.useful:.4g} useful samples/s, measured {seconds(one.measured_s)}"
         over.append(_dot(one.gpus / right, one.useful / high, 5, said))
-    legend = _stroke("line", "measured, the best batch") + _stroke("ideal", "if each GPU added as much as the first")
-    legend += _stroke("predicted", "predicted, at the batch that was measured longest") if predicted else Markup("")
-    across = of_numbers(0, right, "GPUs", whole=True)
-    return Picture("useful samples/s by GPUs", across, of_numbers(0, high, "useful samples/s"), parts, over).drawn(
-        legend
-    )
+    legend = [_stroke("line", "measured, the best batch"), _stroke("ideal", "if each GPU added as much as the first")]
+    legend += [_stroke("predicted", "predicted, at the batch that was measured longest")] if predicted else []
+    across, up = of_numbers(0, right, "GPUs", whole=True), of_numbers(0, high, "useful samples/s")
+    return Picture("useful samples/s by GPUs", across, up, parts, over).drawn(legend)
 
 
 def thinned(points: Sequence[tuple[float, float]], most: int = MOST_POINTS) -> tuple[Floats, Floats]:
@@ -440,12 +423,12 @@ def lines(series: Mapping[str, tuple[Floats, Floats]], across: str, up: str, *, 
     if log:
         low, high = 10.0 ** math.floor(math.log10(low)), 10.0 ** (math.floor(math.log10(high)) + 1)
     axis = of_magnitudes(low, high, across) if log else of_numbers(0.0, high, across)
-    shapes = legend = Markup("")
+    shapes, legend = Markup(""), []
     for n, (name, x, y) in enumerate(there):
         kind = f"series c{n % palette.COLOURS}"
         where = np.log(x / low) / math.log(high / low) if log else x / (high or 1.0)
         shapes += _line(kind, zip(where, y / top, strict=True), name)
-        legend += _stroke(kind, name)
+        legend.append(_stroke(kind, name))
     return Picture(f"{up} by {across}", axis, of_numbers(0, top, up), shapes).drawn(legend)
 
 
@@ -459,20 +442,18 @@ class Picture:
     shapes: Markup
     over: Sequence[Markup] = ()
 
-    def drawn(self, legend: Markup, data: str = "") -> Markup:
+    def drawn(self, legend: Sequence[Markup], data: str = "") -> Markup:
         """Return the chart as HTML. `data` has further attributes of its outer element."""
         grid = Markup("").join(self._grid())
         head = Markup('<figure class="plot"{}><p class="unit">{}</p><svg role="img" aria-label="{}">')
         inner = Markup('<svg viewBox="0 0 {:.0f} {:.0f}" preserveAspectRatio="none" width="100%" height="100%">')
         parts = [head.format(Markup(data), self.up.unit, self.label), grid, inner.format(WIDTH, HEIGHT), self.shapes]
         parts += [Markup("</svg>"), *self.over, Markup("</svg>")]
-        parts.append(
-            Markup('<p class="unit across">{}</p>').format(self.across.unit) if self.across.unit else Markup("")
-        )
-        parts.append(
-            Markup('<figcaption><ul class="legend">{}</ul></figcaption>').format(legend) if legend else Markup("")
-        )
-        return Markup("").join(parts) + Markup("</figure>")
+        if self.across.unit:
+            parts.append(Markup('<p class="unit across">{}</p>').format(self.across.unit))
+        if legend:
+            parts += [Markup('<figcaption><ul class="legend">'), *legend, Markup("</ul></figcaption>")]
+        return Markup("").join([*parts, Markup("</figure>")])
 
     def _grid(self) -> Iterator[Markup]:
         for at, text in self.up.marks:
