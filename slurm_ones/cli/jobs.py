@@ -37,7 +37,7 @@ from slurm_ones.config import Settings
 from slurm_ones.jobs.elastic import Elastic, WholeJob, arrays, whole_job
 from slurm_ones.show.columns import CODES, JOB, JOBS, TOP, ShownJob, record
 from slurm_ones.show.live import Live, NotSeenYet, as_of, counted, read_live
-from slurm_ones.show.table import BY_WORD, JobFilter, JobOrder, as_json, lines, measured, notes
+from slurm_ones.show.table import BY_WORD, JobFilter, JobOrder, as_json, lines, measured, notes, takes
 from slurm_ones.show.why import explain, why_lines
 from slurm_ones.simulate import BadInput
 from slurm_ones.slurm.client import SlurmError
@@ -59,9 +59,14 @@ def selected(
     *, me: bool = False, user: str = "", partition: str = "", account: str = "", states: str = "", jobs: str = ""
 ) -> JobFilter:
     """Return the filter that a command's options describe. Raises `typer.BadParameter` if a word in them is wrong."""
-    users = _words(user) | ({getpass.getuser()} if me else frozenset())
-    ids = frozenset(map(job_number, _words(jobs)))
-    return JobFilter(users, _words(partition), _words(account), _states(states), ids)
+    wanted: JobFilter = {
+        "user": _words(user) | ({getpass.getuser()} if me else frozenset()),
+        "partition": _words(partition),
+        "account": _words(account),
+        "state": _states(states),
+        "job_id": frozenset(map(job_number, _words(jobs))),
+    }
+    return {name: values for name, values in wanted.items() if values}
 
 
 def _words(text: str) -> frozenset[str]:
@@ -95,7 +100,7 @@ def jobs(
 ) -> None:
     """Show state, shape, batch, throughput, progress and resizes of the jobs that opted in."""
     selection = selected(me=me, user=user, partition=partition, account=account, states=states, jobs=job)
-    if ids and selection != JobFilter():
+    if ids and selection:
         raise BadInput("give either job ids or options that select jobs, not both")
     settings = settings_of(config, database)
     try:
@@ -106,13 +111,13 @@ def jobs(
         raise
     live = read_live(store, only=ids or (), whole=True)
     live = _in_states(live, slurm_now(settings, _alive(live)))
-    found = [one for one in live.jobs if selection.takes(one.job)]
+    found = [one for one in live.jobs if takes(selection, one.job)]
     if json:
         print_json([record(JOB, one) for one in found])
     elif found:
         _show(found)
         console.print(f"[dim]{as_of(live.health, time.time(), asked=live.asked)}[/]", soft_wrap=True)
-    elif not ids and selection == JobFilter():
+    elif not ids and not selection:
         console.print("No job has opted in yet: `slurm-ones template` lists batch scripts that do.")
     unknown = sorted({*(ids or ())} - {one.job.job_id for one in found})
     for job_id in unknown:
@@ -204,7 +209,7 @@ def top(
     selection = selected(me=me, user=user, partition=partition, account=account, states=states, jobs=job)
     choice = JobOrder(selection, bool(states or job), name, sort.startswith("-"))
     settings = settings_of(config, database)
-    look = reader(settings, named=bool(database), also=selection.jobs)
+    look = reader(settings, named=bool(database), also=selection.get("job_id", ()))
     if json:
         live = look()
         print_json(as_json(live, choice.jobs(live)))

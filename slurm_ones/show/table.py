@@ -26,34 +26,20 @@ _ALWAYS = frozenset({"st", "shape", "why"})
 """Columns that `top` shows on every terminal, besides the job id."""
 
 
-@dataclass(frozen=True)
-class JobFilter:
-    """Conditions for the jobs to show. An empty condition holds for every job."""
+JobFilter = Mapping[str, frozenset[Any]]
+"""Values that a job may have in some attributes of its summary, such as `user`. An empty filter takes every job."""
 
-    users: frozenset[str] = frozenset()
-    partitions: frozenset[str] = frozenset()
-    accounts: frozenset[str] = frozenset()
-    states: frozenset[str] = frozenset()
-    """States of jobs, as Slurm names them."""
-    jobs: frozenset[int] = frozenset()
 
-    def takes(self, job: JobSummary) -> bool:
-        """Return True if all conditions hold for the job."""
-        pairs = (
-            (job.user, self.users),
-            (job.partition, self.partitions),
-            (job.account, self.accounts),
-            (job.state, self.states),
-            (job.job_id, self.jobs),
-        )
-        return all(not wanted or value in wanted for value, wanted in pairs)
+def takes(selection: JobFilter, job: JobSummary) -> bool:
+    """Return True if the filter takes the job."""
+    return all(getattr(job, name) in values for name, values in selection.items())
 
 
 @dataclass
 class JobOrder:
     """Choice of the jobs to show, and their order."""
 
-    selection: JobFilter = field(default_factory=JobFilter)
+    selection: JobFilter = field(default_factory=dict)
     every_state: bool = False
     """True if ended jobs are shown too."""
     by: str = "job"
@@ -63,8 +49,8 @@ class JobOrder:
     def jobs(self, live: Live) -> list[ShownJob]:
         """Return the jobs to show, in order. Jobs without a value in the sorted column come last, even in reverse
         order."""
-        every, takes = self.every_state, self.selection.takes
-        taken = [one for one in live.jobs if (every or one.job.end_time is None) and takes(one.job)]
+        alive = [one for one in live.jobs if self.every_state or one.job.end_time is None]
+        taken = [one for one in alive if takes(self.selection, one.job)]
         column = BY_WORD[self.by]
         keyed = [((column.key or column.value)(one), one) for one in taken]
         known = sorted((pair for pair in keyed if pair[0] is not None), key=lambda pair: pair[0], reverse=self.falling)
