@@ -28,7 +28,7 @@ class Logs:
     def __init__(self, settings: Settings, *, own_only: bool = False) -> None:
         """Show logs of jobs of this process's user; if the user is root and not `own_only`, logs of all jobs."""
         self._settings, self._own_only = settings, own_only
-        self._found: dict[int, tuple[float, SlurmJob | str | None]] = {}
+        self._found: dict[int, tuple[float, SlurmJob | str]] = {}
 
     def tail(self, job_id: int, most: int, work_dir: str = "") -> list[str]:
         """Return the last `most` lines of a job's log, without control characters.
@@ -41,13 +41,15 @@ class Logs:
         if job_id not in self._found:
             self._found[job_id] = now, self._ask(job_id)
         found = self._found[job_id][1]
-        if isinstance(found, str) or found is None or not found.stdout:
-            names = (f"slurm-{job_id}.out", f"slurm-{job_id}_0.out")
-            # A directory may be closed to this process.
-            usual = [path for name in names if work_dir and os.access(path := f"{work_dir}/{name}", os.F_OK)]
-            if usual:
-                return _lines(usual[0], os.geteuid(), most)
-        return [found] if isinstance(found, str) else self._tail(found, job_id, most)
+        if isinstance(found, SlurmJob):
+            if os.geteuid() != found.uid and (self._own_only or os.geteuid()):
+                return [f"the log of job {job_id} is {plain(found.user, 40)}'s, and not yours to see"]
+            return _lines(found.stdout, found.uid, most)
+        for name in (f"slurm-{job_id}.out", f"slurm-{job_id}_0.out"):
+            # The directory may be closed to this process.
+            if work_dir and os.access(path := f"{work_dir}/{name}", os.F_OK):
+                return _lines(path, os.geteuid(), most)
+        return [found]
 
     def address(self, job_id: int, work_dir: str) -> str:
         """Return the URL of the job's run in W&B or MLflow; empty if unknown, or if another user owns the job."""
@@ -58,18 +60,13 @@ class Logs:
         found = text.decode("utf-8", "replace").strip()
         return found if ADDRESS.fullmatch(found) else ""
 
-    def _tail(self, job: SlurmJob | None, job_id: int, most: int) -> list[str]:
-        if job is None or not job.stdout:
-            return [f"Slurm no longer knows where the log of job {job_id} is"]
-        if os.geteuid() != job.uid and (self._own_only or os.geteuid()):
-            return [f"the log of job {job_id} is {plain(job.user, 40)}'s, and not yours to see"]
-        return _lines(job.stdout, job.uid, most)
-
-    def _ask(self, job_id: int) -> SlurmJob | str | None:
+    def _ask(self, job_id: int) -> SlurmJob | str:
+        """Return the job with the path of its log, or a line that says why there is none."""
         try:
-            return connect(self._settings).details([job_id]).get(job_id)
+            job = connect(self._settings).details([job_id]).get(job_id)
         except SlurmError as error:
             return f"Slurm cannot be asked where the log of job {job_id} is: {plain(str(error))}"
+        return job if job and job.stdout else f"Slurm no longer knows where the log of job {job_id} is"
 
 
 def _lines(path: str, uid: int, most: int) -> list[str]:
