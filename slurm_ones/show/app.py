@@ -90,30 +90,27 @@ class Web:
         """Return the response if a request is refused, or redirected to hide its token; None if it is allowed."""
         if len(request.scope["query_string"]) > QUERY:
             return PlainTextResponse("the query is too long\n", 414, HEADERS)
-        if not self._token:
-            request.scope[ADMITTED] = True
-            return None
         asked = _asked(request)
         bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
         given = asked.get("token", [""])[0] or bearer or request.cookies.get(cookie(request, self._root), "")
-        if not hmac.compare_digest(given.encode(), self._token.encode()):
+        if self._token and not hmac.compare_digest(given.encode(), self._token.encode()):
             return PlainTextResponse(
                 "open the address that `slurm-ones web` printed: this one has no token, or a wrong one\n",
                 403,
                 HEADERS,
             )
         request.scope[ADMITTED] = True
-        if "token" in asked:
-            # Out of the address, where it could be copied or logged by accident.
-            path: str = request.scope["path"]
-            whole = bool(self._root) and path.startswith(self._root + "/")
-            answer = RedirectResponse(path if whole else self._root + path, 303, HEADERS)
-            # Lax: a link in a mail or on a portal's page comes from another site, and is to work. Requests that other
-            # sites make behind the reader's back carry no cookie, and none would change anything.
-            name = cookie(request, self._root)
-            answer.set_cookie(name, self._token, path=self._root or "/", httponly=True, samesite="lax")
-            return answer
-        return None
+        if not self._token or "token" not in asked:
+            return None
+        # Out of the address, where it could be copied or logged by accident.
+        path: str = request.scope["path"]
+        whole = bool(self._root) and path.startswith(self._root + "/")
+        answer = RedirectResponse(path if whole else self._root + path, 303, HEADERS)
+        # Lax: a link in a mail or on a portal's page comes from another site, and is to work. Requests that other
+        # sites make behind the reader's back carry no cookie, and none would change anything.
+        name = cookie(request, self._root)
+        answer.set_cookie(name, self._token, path=self._root or "/", httponly=True, samesite="lax")
+        return answer
 
     def _user(self, request: Request) -> str | None:
         """Return the user whose jobs the request may show: "" for all users, None if the proxy does not name exactly

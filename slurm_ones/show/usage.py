@@ -117,32 +117,28 @@ class Usage:
         return max((one.gpus for one in self.stretches), default=0)
 
 
+_SELECTS = {
+    "cluster": "cluster = :cluster",
+    "job_id": "job_id = :job_id",
+    "user": "user_name = :user",
+    "since": "(end_time IS NULL OR end_time >= :since)",
+    "until": "submit_time < :until",
+}
+
+
 def usage(
-    store: Store,
-    *,
-    job_id: int | None = None,
-    user: str = "",
-    since: float | None = None,
-    until: float | None = None,
+    store: Store, *, job_id: int | None = None, user: str = "", since: float | None = None, until: float | None = None
 ) -> list[Usage]:
     """Return the use of GPUs by a cluster's elastic jobs, in order of submission. Raises `StoreError`.
 
     Selected are one job, one user's jobs, or all jobs that were there at some time between `since` and `until`.
     """
-    conditions, values = ["cluster = :cluster"], dict[str, Any](cluster=store.cluster)
+    given = {"cluster": store.cluster, "job_id": job_id, "user": user or None, "since": since, "until": until}
+    values = {name: value for name, value in given.items() if value is not None}
+    conditions = [_SELECTS[name] for name in values]
     if job_id is None:
         # Imported jobs never opted in.
         conditions.append("refusal_code <> 'accounting_only'")
-    wanted: tuple[tuple[str, str, Any], ...] = (
-        ("job_id", "job_id = :job_id", job_id),
-        ("user", "user_name = :user", user or None),
-        ("since", "(end_time IS NULL OR end_time >= :since)", since),
-        ("until", "submit_time < :until", until),
-    )
-    for name, condition, value in wanted:
-        if value is not None:
-            conditions.append(condition)
-            values[name] = value
     sql = f"SELECT {_names(JobUsage)} FROM job_summary WHERE {' AND '.join(conditions)} ORDER BY submit_time DESC"
     with store.one_moment():
         jobs = [JobUsage(**row) for row in store.ask(f"{sql} LIMIT {MOST_JOBS}", values)]
@@ -394,9 +390,7 @@ def _more(usage: Usage, allowed: Allowed) -> str | None:
         return None
     low, high = allowed.gpus
     largest, smallest = sizes[-1], sizes[0]
-    if allowed.valid and max(allowed.valid) <= high:
-        return None
-    if largest.gpus < high or largest.gpus <= smallest.gpus:
+    if largest.gpus < high or max(allowed.valid, default=high + 1) <= high:
         return None
     each = largest.useful / largest.gpus / (smallest.useful / smallest.gpus)
     if each < WORTH_IT:
@@ -411,14 +405,12 @@ def _more(usage: Usage, allowed: Allowed) -> str | None:
 def _batch(usage: Usage, allowed: Allowed) -> str | None:
     """Advise a larger maximum batch, if samples at the present maximum are nearly as efficient as at the base batch."""
     most = allowed.max_batch
-    at_most = [one for one in _sizes(usage) if most is not None and one.batch >= most]
-    known = [one for one in at_most if one.statistical_efficiency is not None]
-    if not known or most is None:
+    if most is None or allowed.batch_fixed:
+        return None
+    known = [one for one in _sizes(usage) if one.batch >= most and one.statistical_efficiency is not None]
+    if not known or (worth := known[-1].statistical_efficiency or 0.0) < NEARLY:
         return None
     one = known[-1]
-    worth = one.statistical_efficiency or 0.0
-    if worth < NEARLY or allowed.batch_fixed:
-        return None
     return (
         f"trained at its largest batch, {one.batch}, where a sample was still worth {worth:.0%} of one at its base "
         f"batch: a largest batch of {2 * one.batch} (ones.init, and batch= in the comment) would keep "
@@ -467,17 +459,12 @@ def _imports(usage: Usage, allowed: Allowed) -> str | None:
 
 def _repaid(usage: Usage, allowed: Allowed) -> str | None:
     """Report that the job ended later than it would have without resizes, if it did, and how to keep its size."""
-    job = usage.job
-    if (
-        usage.predicted_jct_s is None
-        or job.jct_s is None
-        or not job.resizes
-        or job.jct_s <= usage.predicted_jct_s / NEARLY
-    ):
+    job, predicted_s = usage.job, usage.predicted_jct_s
+    if predicted_s is None or job.jct_s is None or not job.resizes or job.jct_s <= predicted_s / NEARLY:
         return None
     return (
         f"took {seconds(job.jct_s)}, and by its own throughput on the {_gpus(job.requested_gpus)} it asked for would "
-        f"have taken {seconds(usage.predicted_jct_s)}: others had its GPUs meanwhile; gpus={job.requested_gpus} keeps "
+        f"have taken {seconds(predicted_s)}: others had its GPUs meanwhile; gpus={job.requested_gpus} keeps "
         "its size"
     )
 

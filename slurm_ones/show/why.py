@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
@@ -129,13 +130,10 @@ def plain_pace(run: RunRecord) -> str:
     Such a run reports its start only after its first step. If its ranks were started again, the pace is unknown, and
     the text is empty.
     """
-    if run.batch != 0 or not run.step or run.attempts or run.hello_time is None or run.report_time is None:
+    took_s = (run.report_time or 0.0) - (run.hello_time or math.inf)
+    if run.batch != 0 or not run.step or run.attempts or took_s <= 0:
         return ""
-    took = run.report_time - run.hello_time
-    size = f"{run.shape}"
-    if took <= 0:
-        return ""
-    pace = f"{run.step} optimizer steps on {size}, {(run.step - 1) / took:.4g} a second"
+    pace = f"{run.step} optimizer steps on {run.shape}, {(run.step - 1) / took_s:.4g} a second"
     return f"took {pace}, and has not called ones.init: it keeps its size"
 
 
