@@ -33,16 +33,21 @@ from slurm_ones.text import plain
 
 DECISIONS, ALL_DECISIONS = 3, 20
 """Number of decisions shown of a job: in the pane, and if the job fills the window."""
-KEYS = {
-    "up, down": "another job",
-    "Enter": "only the job, with its older decisions; Escape leads back",
-    "w  l  n": "in the pane: reasons for the job's size; the end of its log; nodes and their jobs",
-    "/": "show only jobs with these words; Escape shows all again",
-    "s  r  a": "sort by the next column; reverse the order; show ended jobs too",
-    "z  p  u": "resize the job; pin it to a size; let the companion choose its size",
-    "x": "cancel the job",
-    "q": "quit",
-}
+KEYS = [
+    Binding("q", "quit", "Quit", tooltip="quit"),
+    Binding("w", "below('why')", "Why", tooltip="in the pane: reasons for the job's size"),
+    Binding("l", "below('log')", "Log", tooltip="in the pane: the end of the job's log"),
+    Binding("n", "below('nodes')", "Nodes", tooltip="in the pane: nodes and their jobs"),
+    Binding("s", "sort", "Sort", tooltip="sort by the next column"),
+    Binding("r", "turn", "Reverse", tooltip="reverse the order"),
+    Binding("a", "ended", "Ended too", tooltip="show ended jobs too"),
+    Binding("slash", "filter", "Filter", tooltip="show only jobs with these words; Escape shows all again"),
+    Binding("z", "change('resize')", "Resize", tooltip="resize the job"),
+    Binding("p", "change('pin')", "Pin", show=False, tooltip="pin the job to a size"),
+    Binding("u", "change('release')", "Release", show=False, tooltip="let the companion choose the job's size"),
+    Binding("x", "cancel", "Cancel", show=False, tooltip="cancel the job"),
+    Binding("question_mark", "help", "Help", tooltip="these keys"),
+]
 COMMANDS = "Each change of a job is a command. It is shown first, and run only if you agree."
 SLURM_ONES = (sys.executable, "-m", "slurm_ones.cli")
 LOG_LINES = 200
@@ -96,22 +101,7 @@ class TopApp(App[None]):
     #below.whole { height: 1fr; border: none; }
     .gone { display: none; }
     """
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("q", "quit", "Quit"),
-        Binding("w", "below('why')", "Why"),
-        Binding("l", "below('log')", "Log"),
-        Binding("n", "below('nodes')", "Nodes"),
-        Binding("s", "sort", "Sort"),
-        Binding("r", "turn", "Reverse"),
-        Binding("a", "ended", "Ended too"),
-        Binding("slash", "filter", "Filter"),
-        Binding("z", "change('resize')", "Resize"),
-        Binding("p", "change('pin')", "Pin", show=False),
-        Binding("u", "change('release')", "Release", show=False),
-        Binding("x", "cancel", "Cancel", show=False),
-        Binding("question_mark", "help", "Help"),
-        Binding("escape", "leave", "Back", show=False),
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = [*KEYS, Binding("escape", "leave", "Back", show=False)]
     ENABLE_COMMAND_PALETTE = False
 
     def __init__(
@@ -210,29 +200,30 @@ class TopApp(App[None]):
         self._fill_below()
 
     def action_help(self) -> None:
-        keys = [f"{key:10} {text}" for key, text in KEYS.items()]
-        self.push_screen(Question("\n".join([*keys, "", COMMANDS])))
+        keys = {"up, down": "another job", "Enter": "only the job, with its older decisions; Escape leads back"}
+        keys |= {self.get_key_display(key): key.tooltip for key in KEYS}
+        self.push_screen(Question("\n".join([*(f"{key:10} {text}" for key, text in keys.items()), "", COMMANDS])))
 
     def action_change(self, what: str) -> None:
         """Resize, pin or release the job, after the user has entered a size or agreed."""
-        one = self._job()
+        one = next((one for one in self._shown if one.job.job_id == self._current()), None)
         if one is None:
             return
         number = str(one.job.job_id)
-        if what == "release":
-            self._agreed((*SLURM_ONES, "release", number))
-            return
-        text = f"{what} job {number}, which has {gpus(one.job)} GPUs, to how many? (4, or 2x4; Escape: nothing)"
 
         def given(size: str | None) -> None:
             if size:
                 self._agreed((*SLURM_ONES, what, number, size))
 
-        self.push_screen(Question(text, ""), given)
+        if what == "release":
+            self._agreed((*SLURM_ONES, what, number))
+        else:
+            text = f"{what} job {number}, which has {gpus(one.job)} GPUs, to how many? (4, or 2x4; Escape: nothing)"
+            self.push_screen(Question(text, ""), given)
 
     def action_cancel(self) -> None:
-        if (one := self._job()) is not None:
-            self._agreed(("scancel", str(one.job.job_id)))
+        if (job_id := self._current()) is not None:
+            self._agreed(("scancel", str(job_id)))
 
     def _agreed(self, command: Sequence[str]) -> None:
         shown = " ".join(["slurm-ones", *command[3:]] if command[:3] == SLURM_ONES else command)
@@ -266,13 +257,11 @@ class TopApp(App[None]):
             live = self._look()
         except ERRORS as error:
             if not worker.is_cancelled:
-                self.call_from_thread(self._complain, str(error))
+                problem = Text(f"cannot read the jobs: {plain(str(error), 500)}", style="bold red")
+                self.call_from_thread(self.query_one("#header", Static).update, problem)
             return
         if not worker.is_cancelled:
             self.call_from_thread(self._show, live)
-
-    def _complain(self, text: str) -> None:
-        self.query_one("#header", Static).update(Text(f"cannot read the jobs: {plain(text, 500)}", style="bold red"))
 
     def _show(self, live: Live) -> None:
         self._live = live
@@ -304,9 +293,6 @@ class TopApp(App[None]):
     def _current(self) -> int | None:
         row = self.query_one(DataTable).cursor_row
         return self._shown[row].job.job_id if 0 <= row < len(self._shown) else None
-
-    def _job(self) -> ShownJob | None:
-        return next((one for one in self._shown if one.job.job_id == self._current()), None)
 
     def _fill_below(self) -> None:
         asked = (self._below, self._current(), self._live, self._alone, self.size.width)
