@@ -18,6 +18,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
 from html.parser import HTMLParser
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -162,7 +163,7 @@ def test_the_log_and_the_logger_of_ones_own_job(serve: Serve, monkeypatch: pytes
 def test_a_log_that_cannot_be_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a directory that is closed, or whose name no file system takes: all else of the page is shown."""
     found = Logs(Settings())
-    monkeypatch.setattr(found, "_ask", lambda job_id: None)
+    monkeypatch.setattr("slurm_ones.show.logs.connect", lambda settings: Mock(details=lambda job_ids: {}))
     assert found.tail(7, 3, f"/{'x' * 300}") == ["Slurm no longer knows where the log of job 7 is"]
 
 
