@@ -91,10 +91,10 @@ def _run(folder: Path, jobs: tuple[DemoJob, ...], simulated: int, lacks: list[st
 def _report(folder: Path, running: Demo, *, page: bool) -> bool:
     """Print the report. Return True if each training used every sample exactly once in each epoch."""
     say("")
-    for one in running.submitted:
+    for one in running.slurm.submitted:
         report(job=one.job_id, config=running.settings)
-    checked = [samples_line(one, folder) for one in running.submitted]
-    for one in running.submitted:
+    checked = [samples_line(one, folder) for one in running.slurm.submitted]
+    for one in running.slurm.submitted:
         state = running.progress.states.get(one.job_id, "never seen")
         if state != "COMPLETED":
             log = folder / f"slurm-{one.job_id}_0.out"

@@ -27,12 +27,10 @@ SCRIPT = "spirals.py"
 BASE_BATCH, MOST_GPUS = 32, 8
 """Base batch per GPU, and most GPUs of a job."""
 PACE_MS = {"spirals": 5.0, "cnn": 10.0, "transformer": 12.0}
-"""Milliseconds that a rank sleeps for each sample of its local batch, in place of computing. In each step it sleeps
-twice that in addition. Jobs on a cluster sleep longer, because there 16 ranks may share two CPUs, and a real step takes
-5 to 10 ms of CPU time."""
+"""Milliseconds that a rank sleeps in each step for each sample of its local batch plus 2, in place of computing. Jobs
+on a cluster sleep longer: 16 ranks may share two CPUs there, and a real step takes 5 to 10 ms of CPU time."""
 SAMPLES, NOISE, PARAMETERS = 1437, 180.0, 8_000
-"""Figures for the simulated models, close to the real ones: training samples, gradient noise scale in samples,
-parameters."""
+"""Training samples, gradient noise scale in samples, and parameters of the simulated models, close to the real ones."""
 EXCHANGE_S = {"cnn": 0.002, "transformer": 0.004}
 """Seconds of communication in a step: this for each rank, and once more."""
 
@@ -51,10 +49,7 @@ class DemoJob:
     """Number of samples in an epoch. Only the script `SCRIPT` uses it."""
 
     def options(self, most: int) -> list[str]:
-        """Return the arguments of the training script for a job that may grow to `most` GPUs.
-
-        The base batch is in proportion to the requested GPUs, and the largest batch to `most`.
-        """
+        """Return the training script's arguments. Its batches are proportional to the requested GPUs and to `most`."""
         return [
             f"--epochs={self.epochs}",
             f"--batch={BASE_BATCH * self.gpus}",
@@ -91,8 +86,7 @@ SIMULATED_JOBS = tuple(replace(job, at=SHORTER * job.at, epochs=round(SHORTER * 
 SMALL_SIMULATED = 2
 """Number of simulated jobs in tests."""
 HERE_JOBS = (DemoJob("spirals-1", 0.0, 14), DemoJob("spirals-2", 18.0, 5), DemoJob("spirals-3", 32.0, 4))
-"""Real trainings on this machine. The first grows, shrinks when others are submitted (`LocalSlurm.grown`), and grows
-again."""
+"""Real trainings on this machine. The first grows, shrinks for the others (`LocalSlurm.grown`), and grows again."""
 SMALL = (DemoJob("spirals-1", 0.0, 14), DemoJob("spirals-2", 1.0, 2))
 """Real trainings on this machine, in tests."""
 

@@ -51,49 +51,46 @@ echo "$last" >> "$(dirname "$0")/{ASKED}"
 """Script in place of `scancel`. Jobs call it only as `scancel --state=PENDING ARRAY`; it records the array's id."""
 
 ANNOUNCE = 'echo "+$$"; exec "$@" >&2'
-"""Shell script that writes its process group to stdout, which the reaper reads, and then runs the command. So the
-reaper knows all processes, even if the demo is killed while it starts one."""
+"""Shell script that names its process group to the reaper, even if the demo is killed meanwhile, and runs the command."""
 
 
 class Processes:
     """Processes of a demo. `close` ends all of them."""
 
     def __init__(self) -> None:
-        command = [sys.executable, "-I", "-S", reaper.__file__]
-        quiet = subprocess.DEVNULL
         self._reaper = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet, start_new_session=True
-        )
+            [sys.executable, "-I", "-S", reaper.__file__], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
         self._running: dict[int, subprocess.Popen[bytes]] = {}
         self._starter = ThreadPoolExecutor(1, "demo-starter")
-        """Thread that starts processes. Ctrl-C interrupts only the main thread, so no started process is left
-        unrecorded."""
+        """Thread that starts and records processes. Ctrl-C interrupts only the main thread, never between the two."""
         # Its thread is there from now on: one that Ctrl-C met as it began would not be waited for.
         self._starter.submit(os.getpid).result()
 
     def start(self, command: Sequence[str], env: Mapping[str, str], folder: Path, log: Path) -> subprocess.Popen[bytes]:
-        """Start a process in `folder`, with its output in `log`, out of Ctrl-C's reach. Raises RuntimeError after
-        `close`."""
-        return self._starter.submit(self._start, command, env, folder, log).result()
+        """Start a process in `folder`, out of Ctrl-C's reach, with output in `log`. RuntimeError after `close`."""
 
-    def _start(
-        self, command: Sequence[str], env: Mapping[str, str], folder: Path, log: Path
-    ) -> subprocess.Popen[bytes]:
-        with log.open("ab") as out:
-            process = subprocess.Popen(
-                ["sh", "-c", ANNOUNCE, "sh", *command], env=env, cwd=folder, stdin=subprocess.DEVNULL,
-                stdout=self._reaper.stdin, stderr=out, start_new_session=True,
-            )  # fmt: skip
-        self._running[process.pid] = process
-        return process
+        def begin() -> subprocess.Popen[bytes]:
+            with log.open("ab") as out:
+                process = subprocess.Popen(
+                    ["sh", "-c", ANNOUNCE, "sh", *command], env=env, cwd=folder, stdin=subprocess.DEVNULL,
+                    stdout=self._reaper.stdin, stderr=out, start_new_session=True,
+                )  # fmt: skip
+            self._running[process.pid] = process
+            return process
+
+        return self._starter.submit(begin).result()
 
     def poll(self, process: subprocess.Popen[bytes]) -> int | None:
         """Return the exit code of a process (128+n after signal n); None while it runs."""
         code = process.poll()
         if code is None:
             return None
-        if self._running.pop(process.pid, None) is not None:
-            self._forget(process.pid)
+        if self._running.pop(process.pid, None) is not None and self._reaper.stdin is not None:
+            with suppress(OSError):
+                self._reaper.stdin.write(f"-{process.pid}\n".encode())
+                self._reaper.stdin.flush()
         return 128 - code if code < 0 else code
 
     def end(self, *processes: subprocess.Popen[bytes]) -> None:
@@ -117,12 +114,6 @@ class Processes:
             with suppress(OSError):
                 self._reaper.stdin.close()
         self._reaper.wait()
-
-    def _forget(self, pid: int) -> None:
-        if self._reaper.stdin is not None:
-            with suppress(OSError):
-                self._reaper.stdin.write(f"-{pid}\n".encode())
-                self._reaper.stdin.flush()
 
 
 def clean_environment() -> dict[str, str]:
@@ -158,8 +149,7 @@ class ProcessProgram:
     """Function from a number of ranks to the `ones-run` command."""
     env: Mapping[str, str]
     folder: Path
-    """Directory from which the job was submitted. Its output files are written there, with the names that Slurm
-    uses."""
+    """Directory from which the job was submitted. Its output files are there, with the names that Slurm uses."""
     processes: Processes
     batch: int = 0
     _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
@@ -182,9 +172,9 @@ class ProcessProgram:
     def stop(self, *, killed: bool = False) -> float:
         """See `Program`. Wait until the processes have ended."""
         process, self._process = self._process, None
-        if process is not None and killed:
-            reaper.signal_group(process.pid, signal.SIGKILL)
         if process is not None:
+            if killed:
+                reaper.signal_group(process.pid, signal.SIGKILL)
             self.processes.end(process)
         return 0.0
 
@@ -235,9 +225,8 @@ class LocalSlurm:
         self.lock = threading.RLock()
         self.submitted: list[Submitted] = []
         self.grown = False
-        """True once a training has grown, as `DemoProgress` finds in the job database. Then the other trainings are
-        submitted, and the first one shrinks, however slow the machine is. After `GROWN_S` seconds they are submitted
-        anyway."""
+        """True once a training has grown, as `DemoProgress` finds in the job database. Until then, or until `GROWN_S`,
+        only the first training is submitted: so it shrinks for the others, however slow the machine is."""
         self._folder, self._processes = folder, processes
         self._upcoming = sorted(jobs, key=lambda job: job.at)
         here = PartitionSpec(HERE, (HERE,), SLOTS, default=False)
@@ -261,8 +250,7 @@ class LocalSlurm:
         return not self._upcoming and self.world.done
 
     def look(self) -> None:
-        """Advance to the present time: record which processes have ended, submit due jobs, and advance simulated
-        jobs."""
+        """Record which processes have ended, submit due jobs, and advance simulated jobs to the present time."""
         with self.lock:
             for one in self.submitted:
                 for program in one.programs:

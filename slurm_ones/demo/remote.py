@@ -23,8 +23,7 @@ CALLS = frozenset(name for name in vars(SlurmClient) if not name.startswith("_")
 
 
 class Served:
-    """Server that passes each call on to a `SlurmClient`, with a thread for each connection. It holds `lock` during a
-    call."""
+    """Server of calls to a `SlurmClient`. Each connection has a thread, and each call holds `lock`."""
 
     def __init__(self, client: SlurmClient, lock: threading.RLock) -> None:
         self._client, self._lock = client, lock

@@ -12,10 +12,11 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from html import escape
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 
 from ones_db import JobSummary, Store, migrate
@@ -47,12 +48,9 @@ class DemoFailed(Refused):
 
 def torch_version() -> str:
     """Return the version of the installed torch; empty if there is none."""
-    if find_spec("torch") is None:
-        return ""
-    try:
-        return version("torch")
-    except PackageNotFoundError:
-        return "of an unknown version"
+    with suppress(PackageNotFoundError):
+        return version("torch") if find_spec("torch") else ""
+    return "of an unknown version"
 
 
 def prepare(folder: Path) -> None:
@@ -75,10 +73,9 @@ def address_in(log: str) -> str:
 
 
 def page_file(folder: Path, address: str) -> Path:
-    """Write a file that redirects a browser to the address, and return its path. Only this user can read the file.
+    """Write a file that redirects a browser to the address, and return its path.
 
-    The address has a token. It must not be on a browser's command line, because all users of the machine can read
-    command lines.
+    The address has a token. On the browser's command line all users could read it, in this file only the owner.
     """
     path = folder / "page.html"
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
@@ -112,9 +109,8 @@ class DemoProgress:
         by_id = {job.job_id: job for job in jobs}
         self.states = {job.job_id: job.state for job in jobs}
         for one in submitted:
-            job = by_id.get(one.job_id)
-            if job is not None:
-                self._changes(store, job)
+            if one.job_id in by_id:
+                self._changes(store, by_id[one.job_id])
         simulated = [job for job in jobs if job.user == SIMULATED]
         if any(job.end_time is None for job in simulated) and now - self._began >= self._next:
             self._next = now - self._began + SIMULATED_EVERY_S
@@ -125,25 +121,20 @@ class DemoProgress:
         name = plain(job.name, 40)
         found = [record for record in reversed(store.memberships(job.job_id)) if record.report.world]
         sizes = [0, *(record.report.world for record in found)]
-        for at in range(self._reported.get(job.job_id, 0), len(found)):
-            record, before, now = found[at], sizes[at], sizes[at + 1]
+        changes = list(zip(found, sizes, sizes[1:], strict=False))
+        for record, before, now in changes[self._reported.get(job.job_id, 0) :]:
             if not before:
                 self._say(record.time, f"{name} trains on {now} GPU{'s' * (now > 1)}")
             elif now != before:
                 self.grown = self.grown or now > before
-                word = "grew" if now > before else "shrank"
-                self._say(
-                    record.time,
-                    f"{name} {word} from {before} to {now} GPU{'s' * (now != 1)} while it trained; "
-                    f"a pause of {record.report.pause_s:.2f} s",
-                )
+                size = f"{'grew' if now > before else 'shrank'} from {before} to {now} GPU{'s' * (now != 1)}"
+                self._say(record.time, f"{name} {size} while it trained; a pause of {record.report.pause_s:.2f} s")
         self._reported[job.job_id] = len(found)
         if job.end_time is not None and job.job_id not in self._ended:
             self._ended.add(job.job_id)
+            after = f"{seconds(job.jct_s)} after its submission"
             accuracy = f", accuracy {job.accuracy:.3f}" if job.accuracy is not None else ""
-            self._say(
-                job.end_time, f"{name} has ended: {job.state} {seconds(job.jct_s)} after its submission{accuracy}"
-            )
+            self._say(job.end_time, f"{name} has ended: {job.state} {after}{accuracy}")
 
 
 def _line(jobs: Sequence[JobSummary]) -> str:
@@ -154,24 +145,19 @@ def _line(jobs: Sequence[JobSummary]) -> str:
 
 
 def samples_line(one: Submitted, folder: Path) -> tuple[bool, str]:
-    """Return (True if each sample was used exactly once in each epoch, a sentence on it), from the ranks' trace
-    files."""
+    """Read the ranks' trace files. Return (True if each sample was used once in each epoch, a sentence on it)."""
     used: Counter[tuple[int, int]] = Counter()
     for path in sorted((folder / f"ones-{one.job_id}").glob("trace-*.jsonl")):
         for text in path.read_text(encoding="utf-8").splitlines():
             line = json.loads(text)
             used.update((line["epoch"], sample) for sample in line.get("samples", ()))
-    wanted = one.job.epochs * one.job.samples
-    known = {(epoch, sample) for epoch in range(one.job.epochs) for sample in range(one.job.samples)}
-    missing, twice = len(known - used.keys()), sum(count > 1 for count in used.values())
-    strange = len(used.keys() - known)
-    if not (missing or twice or strange):
-        return (
-            True,
-            f"{one.job.name}: each of {one.job.samples} samples was used once in each of {one.job.epochs} epochs",
-        )
+    known = set(product(range(one.job.epochs), range(one.job.samples)))
+    missing, others = len(known - used.keys()), sum(count > 1 or key not in known for key, count in used.items())
+    if not missing and not others:
+        each = f"each of {one.job.samples} samples was used once in each of {one.job.epochs} epochs"
+        return True, f"{one.job.name}: {each}"
     return False, (
-        f"{one.job.name}: of {wanted} samples over all epochs {missing} were not used, and {twice + strange} more than "
+        f"{one.job.name}: of {len(known)} samples over all epochs {missing} were not used, and {others} more than "
         "once; after a crash a training begins again at its last checkpoint"
     )
 
@@ -193,7 +179,6 @@ class Demo(AbstractContextManager["Demo"]):
         except BaseException:
             self.processes.close()
             raise
-        self._page: subprocess.Popen[bytes] | None = None
         self.progress = DemoProgress(say, self.slurm.world.began)
 
     def __exit__(self, *_: object) -> None:
@@ -205,22 +190,16 @@ class Demo(AbstractContextManager["Demo"]):
         finally:
             signal.signal(signal.SIGINT, before)
 
-    @property
-    def submitted(self) -> list[Submitted]:
-        """Real trainings submitted so far."""
-        return self.slurm.submitted
-
     def serve_page(self, port: int = 0) -> str:
-        """Start the live page, and return its address once it answers. Jobs continue meanwhile. Port 0 means any free
-        port."""
-        self._page = self._program("web", {"SLURM_ONES_WEB_TOKEN": secrets.token_urlsafe(16)}, f"--port={port}")
+        """Start the live page, and return its address once it answers. Port 0 means any free port."""
+        page = self._program("web", {"SLURM_ONES_WEB_TOKEN": secrets.token_urlsafe(16)}, f"--port={port}")
         until = time.monotonic() + START_S
         while True:
             self._look()
             # It listens before it says where.
             if address := address_in((self.folder / "web.log").read_text(errors="replace")):
                 return address
-            if self.processes.poll(self._page) is not None or time.monotonic() > until:
+            if self.processes.poll(page) is not None or time.monotonic() > until:
                 raise DemoFailed(f"the live page did not start: {self._tail('web.log')}")
 
     def run(self) -> bool:
@@ -233,7 +212,7 @@ class Demo(AbstractContextManager["Demo"]):
             database_at = time.monotonic() + DATABASE_S
             # Opened again each time: at first it knows of no cluster.
             with Store.open(self.url, CLUSTER, read_only=True) as store:
-                jobs = self.progress.look(store, self.submitted, time.time())
+                jobs = self.progress.look(store, self.slurm.submitted, time.time())
             self.slurm.grown = self.progress.grown
             if not self.slurm.over:
                 continue
