@@ -16,16 +16,16 @@ from torch.utils.data import TensorDataset
 
 import ones_wrapper as ones
 
+LR, WIDTH = 0.005, 64
+
 
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--samples", type=int, default=1536)
-    parser.add_argument("--batch", type=int, default=32, help="global batch that --lr is meant for")
+    parser.add_argument("--batch", type=int, default=32, help="global batch that the learning rate is meant for")
     parser.add_argument("--max-batch", type=int, default=128)
     parser.add_argument("--max-local-batch", type=int, default=32)
-    parser.add_argument("--lr", type=float, default=0.005)
-    parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--pace", type=float, default=0.0, metavar="MS", help="sleep per sample, as a GPU would work")
     parser.add_argument("--pace-step", type=float, default=0.0, metavar="MS", help="sleep per step besides")
@@ -47,10 +47,8 @@ def main() -> None:
         batch=args.batch, epochs=args.epochs, max_batch=args.max_batch, max_local_batch=args.max_local_batch
     )
     torch.manual_seed(args.seed)
-    model = nn.Sequential(
-        nn.Linear(2, args.width), nn.Tanh(), nn.Linear(args.width, args.width), nn.Tanh(), nn.Linear(args.width, 3)
-    )
-    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
+    model = nn.Sequential(nn.Linear(2, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 3))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LR)
     train, test = spirals(args.samples, args.seed), spirals(600, args.seed + 1)
     model, optimizer, loader = job.prepare(model, optimizer, train)
     for epoch in job.epochs():
