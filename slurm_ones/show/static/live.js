@@ -8,9 +8,13 @@
   let busy = false;
   let again = false;
 
-  function say(text) {
-    if (state.textContent !== text) state.textContent = text;
+  // Unchanged text is not written again: screen readers would read it again.
+  function write(place, text) {
+    if (place !== null && place.textContent !== text) place.textContent = text;
   }
+
+  const say = (text) => write(state, text);
+  const made = (tag, values) => Object.assign(document.createElement(tag), values);
 
   function replace(html) {
     const fresh = new DOMParser().parseFromString(html, "text/html");
@@ -85,10 +89,8 @@
       const button = body.closest("section").querySelector(".more");
       if (button !== null) button.hidden = !cut;
     }
-    const said = document.getElementById("found");
-    if (said === null) return;
-    const text = words.length === 0 ? "" : found === 0 ? "nothing found" : `${found} found`;
-    if (said.textContent !== text) said.textContent = text;
+    const count = found === 0 ? "nothing found" : `${found} found`;
+    write(document.getElementById("found"), words.length === 0 ? "" : count);
   }
 
   const order = new Intl.Collator(undefined, { numeric: true });
@@ -110,16 +112,14 @@
   function decorate() {
     for (const head of document.querySelectorAll("section th")) {
       if (head.querySelector("button") !== null || head.textContent === "") continue;
-      const button = document.createElement("button");
-      button.append(...head.childNodes);
-      head.append(button);
-      button.addEventListener("click", () => {
+      const onclick = () => {
         const section = head.closest("section");
         const [column, direction] = sorted.get(section.id) || [-1, 1];
         sorted.set(section.id, [head.cellIndex, column === head.cellIndex ? -direction : 1]);
         sort(section, ...sorted.get(section.id));
         filter();
-      });
+      };
+      head.replaceChildren(made("button", { textContent: head.textContent, onclick }));
     }
     for (const [id, by] of sorted) {
       const section = document.getElementById(id);
@@ -128,11 +128,8 @@
     for (const body of document.querySelectorAll("tbody.first")) {
       const section = body.closest("section");
       if (body.rows.length <= FIRST || section.querySelector(".more") !== null) continue;
-      const button = document.createElement("button");
-      button.className = "more";
-      button.textContent = `show all ${body.rows.length}`;
-      button.addEventListener("click", () => { whole.add(section.id); filter(); });
-      section.append(button);
+      const onclick = () => { whole.add(section.id); filter(); };
+      section.append(made("button", { className: "more", textContent: `show all ${body.rows.length}`, onclick }));
     }
     document.querySelectorAll("figure[data-begin]").forEach(crosshair);
     filter();
@@ -142,8 +139,7 @@
   function crosshair(figure) {
     if (figure.querySelector(".at") !== null) return;
     const picture = figure.querySelector("svg");
-    const said = document.createElement("p");
-    said.className = "at";
+    const said = made("p", { className: "at" });
     picture.after(said);
     const line = document.createElementNS("http://www.w3.org/2000/svg", "line");
     line.setAttribute("class", "cross");
