@@ -10,10 +10,10 @@ from typing import Any
 
 import slurm_ones
 from ones_db import Store
-from slurm_ones.show.columns import DECISION, JOB, NODE, RESIZE, ShownColumn, ShownJob, record, to_json
+from slurm_ones.show.columns import DECISION, JOB, NODE, RESIZE, ShownColumn, record, to_json
 from slurm_ones.show.feed import Moment
 from slurm_ones.show.live import node_rows
-from slurm_ones.show.why import decided_last, explain
+from slurm_ones.show.why import explain, with_names
 
 BASE = "/api/v1"
 KIND = "application/json"
@@ -39,19 +39,15 @@ def nodes(moment: Moment, opened: Callable[[], Store]) -> bytes:
 
 def decisions(moment: Moment, opened: Callable[[], Store]) -> bytes:
     """Newest decisions, newest first, with an object for each job in them."""
-    names = {one.job.job_id: one.job.name for one in moment.live.jobs}
     with opened() as store:
-        found = decided_last(store, names, DECISIONS, moment.user)
+        found = with_names(store, store.recent_decisions(DECISIONS, user=moment.user))
     return _text([record(DECISION, one) for _, shown in found for one in shown])
 
 
 def job(moment: Moment, opened: Callable[[], Store], job_id: int) -> bytes | None:
     """One job, as `slurm-ones why --json` prints it; None if the reader may not see it."""
     with opened() as store:
-        one = moment.job(job_id) or next(map(ShownJob, store.job_summaries([job_id])), None)
-        if one is None or moment.user not in ("", one.job.user):
-            return None
-        return _text(explain(store, job_id, DECISIONS))
+        return _text(explain(store, job_id, DECISIONS)) if moment.job(store, job_id) is not None else None
 
 
 LISTS: Mapping[str, tuple[str, Callable[[Moment, Callable[[], Store]], bytes]]] = {

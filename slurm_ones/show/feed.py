@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -25,7 +24,7 @@ FIRST_S = 5.0
 KEPT = 512
 """Largest number of rendered parts of pages that are cached until the next tick. A full cache is emptied."""
 USERS = 512
-"""Largest number of users whose ended jobs are cached. Beyond it, the user whose last request is oldest is dropped."""
+"""Largest number of users whose ended jobs are cached. A full cache is emptied."""
 OWN_S = 3600.0
 """Seconds after which a user's ended jobs are read again: old jobs may be corrected or deleted without a tick."""
 ERRORS = (StoreError, OSError)
@@ -67,9 +66,11 @@ class Moment:
         view = replace(self.live, jobs=jobs, held=tuple(one for one in self.live.held if one.job_id in own))
         return replace(self, live=view, timeline=tuple(row for row in self.timeline if row.user == user), user=user)
 
-    def job(self, job_id: int) -> ShownJob | None:
-        """Return the job with this id; None if there is none, or it is another user's."""
-        return next((one for one in self.live.jobs if one.job.job_id == job_id), None)
+    def job(self, store: Store, job_id: int) -> ShownJob | None:
+        """Return the job with this id, read if it ended long ago; None if there is none, or it is another user's."""
+        known = next((one for one in self.live.jobs if one.job.job_id == job_id), None)
+        one = known or next(map(ShownJob, store.job_summaries([job_id])), None)
+        return one if one is not None and self.user in ("", one.job.user) else None
 
 
 @dataclass(frozen=True)
@@ -97,13 +98,12 @@ class TickFeed:
         self._stamp: object = None
         self._health: HealthRecord | None = None
         self._seen: tuple[object, ...] = (None,)
-        """Cluster, tick, leader, and True if the companion is silent, at the last read. If one of them changes, the
-        database is read again."""
+        """(Cluster, tick, leader, True if the companion is silent). If one changes, the database is read again."""
         self._next = asyncio.Event()
         """Event that is set when the next moment has been read."""
         self._made: dict[tuple[int, str, str], asyncio.Task[bytes]] = {}
-        self._own: OrderedDict[str, _Own] = OrderedDict()
-        """Ended jobs of each user, in the order of the users' last requests."""
+        self._own: dict[str, _Own] = {}
+        """Ended jobs of each user."""
 
     async def run(self) -> None:
         """Check the database every `look_s` seconds, until cancelled."""
@@ -121,8 +121,7 @@ class TickFeed:
 
     @contextmanager
     def _store(self) -> Iterator[Store]:
-        """Context with the database in one read transaction. Its connection is kept, and opened again after an
-        error."""
+        """Context with the database in one read transaction. The connection is kept until an error."""
         try:
             if self._kept is None:
                 self._kept = self._opened()
@@ -142,10 +141,7 @@ class TickFeed:
             self._kept = None
 
     def _look(self) -> Moment | None:
-        """Return a new moment, or None if nothing has changed.
-
-        A change is a new tick, a new leader, or a tick that has become late.
-        """
+        """Return a new moment after a new tick or leader, or if a tick has become late; None if nothing has changed."""
         now, before = time.time(), self.moment
         if self._kept is not None and not before.problem:
             stamp = self._kept.stamp()
@@ -219,10 +215,9 @@ class TickFeed:
             found = {job.job_id: job for job in (*own.jobs, *(job for job in ended if job.user == user))}
             kept = sorted(found.values(), key=lambda job: (job.end_time or 0.0, job.job_id))[-live.ENDED :]
             own = replace(own, until=max(last, own.until), jobs=tuple(kept))
+        if len(self._own) >= USERS:
+            self._own.clear()
         self._own[user] = own
-        self._own.move_to_end(user)
-        if len(self._own) > USERS:
-            self._own.popitem(last=False)
         return own.jobs
 
     def _read_ended(self, user: str) -> tuple[JobSummary, ...]:

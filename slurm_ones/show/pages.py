@@ -27,7 +27,7 @@ from slurm_ones.show.live import ENDED, KEPT, Live, node_rows, silent
 from slurm_ones.show.logs import Logs
 from slurm_ones.show.pictures import curve, gpus_over_time, scaling
 from slurm_ones.show.usage import Allowed, Measured, Usage, advised, allowed, usage
-from slurm_ones.show.why import decided, decided_last, resizes_of
+from slurm_ones.show.why import decided, resizes_of, with_names
 from slurm_ones.text import changed, clock, hours, plain, seconds
 
 SPANS = {"15m": 900.0, "1h": 3600.0, "6h": 6 * 3600.0, "24h": HISTORY_S, "all": float("inf")}
@@ -72,9 +72,15 @@ def environment() -> Environment:
     return made
 
 
-def table(shown: Sequence[ShownColumn[T]], rows: Sequence[T], root: str, kind: str, moment: Moment) -> Markup:
-    """Return an HTML table, in which a job's id links to the job's page. `kind` is the CSS class of the table's
-    body."""
+def table(
+    shown: Sequence[ShownColumn[T]], rows: Sequence[T], root: str, moment: Moment, kind: str = "", none: str = ""
+) -> Markup:
+    """Return an HTML table in which job ids link to the jobs' pages, or the text `none` if it has no rows.
+
+    `kind` is the CSS class of its body.
+    """
+    if not rows:
+        return Markup('<p class="quiet">{}</p>').format(none) if none else Markup("")
     titles = "".join(f"<th{_kind(column)}>{escaped(column.title)}" for column in shown)
     body = "\n".join(
         _job_row(tuple(shown), one, root, moment.colour(one.job.job_id) if one.job.running else "")
@@ -196,19 +202,19 @@ class DecisionView:
 
 def decisions(moment: Moment, root: str, view: DecisionView, opened: Callable[[], Store]) -> bytes:
     """Return the page of decisions, newest first, with the allocation and the reason of each job."""
-    names = {one.job.job_id: one.job.name for one in moment.live.jobs}
     with opened() as store:
-        asked = (moment.user, MOST_DECIDED, view.before)
-        found = decided_last(store, names, DECISIONS, *asked, changes=view.changes)
+        newest = store.recent_decisions(
+            DECISIONS, most=MOST_DECIDED, user=moment.user, before=view.before, changes=view.changes
+        )
+        found = with_names(store, newest)
     return _part("decisions.html", root=root, decisions=found, moment=moment, view=view, DECISIONS=DECISIONS)
 
 
 def job(moment: Moment, root: str, job_id: int, opened: Callable[[], Store], logs: Logs | None = None) -> bytes | None:
     """Return a job's page: reasons, sizes, throughput, training, resizes, advice; None if there is no such job."""
     with opened() as store, store.one_moment():
-        # Of those that ended long ago the moment knows nothing.
-        one = moment.job(job_id) or next(map(ShownJob, store.job_summaries([job_id])), None)
-        if one is None or moment.user not in ("", one.job.user):
+        one = moment.job(store, job_id)
+        if one is None:
             return None
         decisions_of = decided(store, job_id, DECISIONS)
         resizes = resizes_of(store, job_id, 50)[::-1]
@@ -244,10 +250,7 @@ def job(moment: Moment, root: str, job_id: int, opened: Callable[[], Store], log
 
 
 def _predicted(history: JobHistory | None, measured: Sequence[Measured], of: Allowed) -> dict[int, float]:
-    """Return the predicted useful samples/s by number of GPUs.
-
-    Batch and statistical efficiency are those of the longest measurement, for every number of GPUs.
-    """
+    """Return the predicted useful samples/s by number of GPUs, with the batch of the longest measurement."""
     if history is None or not history.throughput or not measured:
         return {}
     longest = max(measured, key=lambda one: one.measured_s)
@@ -314,8 +317,7 @@ def _part(template: str, **values: Any) -> bytes:
 
 
 def cells(gpus: int, kind: str = "", job_id: int = 0) -> Markup:
-    """Return an HTML square for each of a node's `gpus` GPUs: free, or held by `job_id` in the colour of the CSS class
-    `kind`."""
+    """Return a square for each of a node's GPUs: free, or held by `job_id` in the colour of the CSS class `kind`."""
     free = '<i title="not held by an elastic job"></i>'
     one = f'<i class="held {kind}" title="job {int(job_id)}"></i>' if kind else free
     return Markup(one * min(gpus, MOST_CELLS))

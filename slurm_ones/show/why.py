@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -50,32 +50,16 @@ def decided(store: Store, job_id: int, most: int) -> list[ShownDecision]:
     ]  # fmt: skip
 
 
-def decided_last(
-    store: Store,
-    names: Mapping[int, str],
-    most: int,
-    user: str = "",
-    jobs: int | None = None,
-    before: int | None = None,
-    *,
-    changes: bool = False,
-) -> list[tuple[DecisionRecord, list[ShownDecision]]]:
-    """Return the `most` newest decisions, newest first, each with its parts for up to `jobs` jobs in `names`.
-
-    `names` has the names of jobs by id; names of older jobs are read if they are needed. `before` and `changes` are
-    passed to `Store.recent_decisions`.
-    """
-    newest = store.recent_decisions(most, most=jobs, user=user, before=before, changes=changes)
-    if before is not None or changes:
-        older = {given.job_id for one in newest for given in one.jobs} - names.keys()
-        names = {**names, **{job_id: job.name for job_id, job in store.jobs(sorted(older)).items()}}
+def with_names(store: Store, newest: Sequence[DecisionRecord]) -> list[tuple[DecisionRecord, list[ShownDecision]]]:
+    """Return these decisions, each with its parts: the jobs' names, and the resizes that carry it out."""
+    jobs = store.jobs(sorted({given.job_id for one in newest for given in one.jobs}))
     resizes = {(one.decision_id, one.job_id): one for one in store.resizes(decisions=[one.id for one in newest])}
     return [
         (
             one,
             [
-                ShownDecision(one, given, names[given.job_id], resizes.get((one.id, given.job_id)))
-                for given in one.jobs if given.job_id in names
+                ShownDecision(one, given, jobs[given.job_id].name, resizes.get((one.id, given.job_id)))
+                for given in one.jobs if given.job_id in jobs
             ],
         )
         for one in newest
@@ -125,10 +109,9 @@ def _deadline(store: Store, job_id: int) -> Iterator[str]:
 
 
 def plain_pace(run: RunRecord) -> str:
-    """Return a text on the steps and the pace of a run whose script never called `ones.init`; empty for other runs.
+    """Return a text on the pace of a run whose script never called `ones.init`, if the pace is known; else "".
 
-    Such a run reports its start only after its first step. If its ranks were started again, the pace is unknown, and
-    the text is empty.
+    Such a run reports its start only after its first step. If its ranks were started again, its pace is unknown.
     """
     took_s = (run.report_time or 0.0) - (run.hello_time or math.inf)
     if run.batch != 0 or not run.step or run.attempts or took_s <= 0:
