@@ -29,8 +29,7 @@ from slurm_ones.text import plain
 VIEWERS = 1_000
 """Largest number of browsers that are notified of ticks. Any further browser polls once a minute."""
 BEAT_S = 20.0
-"""Longest time without a line in the stream of ticks, in seconds. An empty line keeps proxies from closing the
-connection."""
+"""Longest time without a line in the stream of ticks, in seconds. A comment line keeps proxies from closing it."""
 QUERY = 2_000
 """Longest query of a URL, in bytes."""
 STATIC = {"live.js": "text/javascript", "style.css": "text/css", "icon.svg": "image/svg+xml"}
@@ -113,8 +112,7 @@ class Web:
         return answer
 
     def _user(self, request: Request) -> str | None:
-        """Return the user whose jobs the request may show: "" for all users, None if the proxy does not name exactly
-        one."""
+        """Return the only user whose jobs may be shown; "" for all users, None if the proxy does not name one."""
         if not self._user_header:
             return ""
         named = request.headers.getlist(self._user_header)
@@ -135,8 +133,7 @@ class Web:
     async def _answer(
         self, request: Request, key: str, title: str, make: Callable[[Moment], bytes | None], kind: str = "text/html"
     ) -> Response:
-        """Return a response with what `make` renders, or 404 if that is None. It is cached for each user until the next
-        tick."""
+        """Return what `make` renders, or 404 for None. A rendered part is cached for each user until the next tick."""
         refused = self._refused(request)
         if refused is not None:
             return refused
@@ -217,20 +214,13 @@ class Web:
 
 
 def cookie(request: Request, root: str) -> str:
-    """Return the name of the cookie with the token, which differs by port and path.
-
-    Browsers share cookies among all ports of a host. With one name for all, opening one page would log the reader out
-    of another.
-    """
+    """Return the name of the cookie with the token. It has port and path, since browsers share cookies among ports."""
     server = request.scope.get("server") or ("", "")
     return f"slurm-ones-{server[1]}{quote(root, safe='')}"
 
 
 def _job_id(request: Request) -> int:
-    """Return the job id in the path; -1, which no job has, for any other text.
-
-    A number with too many digits counts as other text, because Python refuses to parse thousands of digits.
-    """
+    """Return the job id in the path; -1, which no job has, for other text or too many digits for Python to parse."""
     text = request.path_params["job_id"]
     return int(text) if re.fullmatch("[0-9]{1,15}", text) else -1
 

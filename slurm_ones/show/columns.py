@@ -96,8 +96,7 @@ class ShownColumn(Generic[T]):
     """Largest number of characters of a cell in a table with widths by content. A longer text is cut."""
     json: bool = True
     key: Callable[[T], Any] | None = field(default=None)
-    """Function from an object to the value by which rows are sorted, if that is not `value`. Rows with None come
-    last."""
+    """Function from an object to its sort key, if that is not `value`. Rows with None come last."""
 
     def text(self, one: T) -> str:
         """Return the cell's text, printable and without markup; – if there is no value."""

@@ -25,11 +25,9 @@ STRANGERS = 256
 HEADER_S = 5.0
 """Seconds after which a connection is closed if it has not sent its first request's header."""
 PATIENCE_S = 10.0
-"""Seconds between two checks for idle connections. A connection is closed after one to two such intervals without a
-request, or with an answer that its client does not read."""
+"""Seconds between two checks. A connection is closed at the second one without a request or a read of its answer."""
 AT_A_TIME = 16
-"""Divisor of `CONNECTIONS`: one sixteenth of them is closed at a time, because finding their peers costs the same for
-one as for many."""
+"""Divisor of `CONNECTIONS`: the share that is closed at a time, since one costs as much to find as many."""
 COUNT_S = 0.1
 """Seconds for which a count of strangers is used."""
 REFUSED_AT_ONCE = 64
@@ -48,8 +46,7 @@ ADMITTED = "slurm_ones.admitted"
 class UnambiguousLength:
     """Middleware that refuses requests with both Content-Length and Transfer-Encoding.
 
-    A proxy might use one of these, and this server the other. Then a part of the body could pass for a second request
-    (request smuggling).
+    If a proxy used the other one, a part of the body could pass for a second request (request smuggling).
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -77,8 +74,7 @@ def user_of(client: tuple[str, int], server: tuple[str, int]) -> int | None:
             answer = kernel.recv(4096)
         if struct.unpack_from("=IH", answer)[1] != BY_FAMILY:
             return None
-        uid: int = struct.unpack_from("=I", answer, UID_AT)[0]
-        return uid
+        return int(struct.unpack_from("=I", answer, UID_AT)[0])
     except (OSError, struct.error, ValueError):
         return None
 
@@ -100,8 +96,7 @@ class BoundedSocket(socket.socket):
         self._strangers, self._counted_at = Counter[str](), 0.0
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """Return the next connection whose peer has fewer than `STRANGERS` strangers. Close up to `REFUSED_AT_ONCE`
-        others."""
+        """Return the next connection of a peer with fewer than `STRANGERS` strangers, and close those before it."""
         if (now := time.monotonic()) > self._counted_at + COUNT_S:
             self._counted_at, self._strangers = now, Counter(one.peer for one in self._connections if one.stranger)
         for _ in range(REFUSED_AT_ONCE):

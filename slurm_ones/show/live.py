@@ -32,8 +32,7 @@ KEPT = 4096
 """Largest number of jobs whose rendered form is cached."""
 
 LATE = 3.0
-"""Intervals without a tick after which a companion counts as silent. One late tick is normal if Slurm does not
-answer."""
+"""Intervals without a tick after which a companion counts as silent. One late tick is normal if Slurm is slow."""
 
 
 class NotSeenYet(Exception):
@@ -102,8 +101,7 @@ def _shown(job: JobSummary, decided: DecisionJobRecord | None, promise: PromiseR
 
 
 def counted(codes: Iterable[str]) -> str:
-    """Return the number of jobs for each cause as text, largest first: `8 jobs: capped by account; 1 job:
-    interactive`."""
+    """Return the number of jobs for each cause as text: `8 jobs: capped by account; 1 job: interactive`."""
     counts = Counter(codes)
     shown = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     return "; ".join(f"{count} job{'s' * (count != 1)}: {CAUSES[code]}" for code, count in shown)

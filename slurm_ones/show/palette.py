@@ -1,5 +1,4 @@
-"""Colours of jobs, users and partitions in pictures. Neighbours look different, even in grey and to colour-blind
-readers.
+"""Colours of jobs, users and partitions in pictures. Neighbours differ even in grey and to colour-blind readers.
 
 The style sheet has a set of colours for light pages and one for dark pages. Any two colours of a set differ for
 colour-blind readers too (CIEDE2000 of 15 or more). `APART` lists which colours also differ in grey, and so may touch.

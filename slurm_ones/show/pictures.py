@@ -28,8 +28,7 @@ Floats = npt.NDArray[np.float64]
 WIDTH, HEIGHT = 1000.0, 240.0
 """Size of a drawing in SVG units."""
 MOST_SHAPES = 4_000
-"""Largest number of shapes that are drawn one per size. Beyond it, each job is one shape, whose size is sampled at
-equal intervals."""
+"""Largest number of shapes with a size each. Beyond it, each job is one shape, sampled at equal intervals."""
 FEWEST_INTERVALS = 24
 """Fewest intervals at which sizes are sampled, however many jobs run at once."""
 NAMED = 12
@@ -69,8 +68,7 @@ def of_numbers(low: float, high: float, unit: str, *, whole: bool = False) -> Ax
 
 
 def of_time(begin: float, end: float) -> Axis:
-    """Return an axis of local time from begin to end (Unix seconds). Its marks are at full seconds, minutes, hours or
-    days."""
+    """Return an axis of local time from begin to end (Unix seconds), with marks at round times."""
     span = max(end - begin, 1e-9)
     step = next((step for step in STEPS_S if span / step <= TICKS), span)
     shift = time.localtime(begin).tm_gmtoff
@@ -120,8 +118,7 @@ def gpus_over_time(
     others: Sequence[tuple[float, int]] = (),
     elapsed: bool = False,
 ) -> Markup:
-    """Return a stacked chart of the GPUs that each job held, from `begin`, or from the first start if that is later, to
-    `now`.
+    """Return a stacked chart of the GPUs that each job held, from `begin` or a later first start to `now`.
 
     The title of each shape names its job and size. GPUs that the user did not request are hatched. `by` says what has a
     colour of its own: "job" (its colour may be in `colours`), "user" or "partition". The vertical scale reaches at
@@ -397,8 +394,7 @@ def scaling(measured: Sequence[Measured], predicted: Mapping[int, float] | None 
 
 
 def thinned(points: Sequence[tuple[float, float]], most: int = MOST_POINTS) -> tuple[Floats, Floats]:
-    """Return (times, mean values) of the points in each of at most `most` equal intervals of time, without empty
-    intervals."""
+    """Return (times, mean values) of the points in at most `most` equal intervals of time. Empty ones are left out."""
     if not points:
         return np.zeros(0), np.zeros(0)
     times, values = (np.array(column, dtype=np.float64) for column in zip(*points, strict=True))
@@ -413,8 +409,7 @@ def thinned(points: Sequence[tuple[float, float]], most: int = MOST_POINTS) -> t
 
 
 def lines(series: Mapping[str, tuple[Floats, Floats]], across: str, up: str, *, log: bool = False) -> Markup:
-    """Return a chart with a line for each name, given as (x, y). The y axis starts at 0. With `log`, the x axis is
-    logarithmic."""
+    """Return a chart with a line for each name, given as (x, y). The y axis starts at 0; `log` is about the x axis."""
     there = [(plain(name, 60), x, y) for name, (x, y) in series.items() if len(x)]
     if not there:
         return Markup("")

@@ -47,8 +47,7 @@ class JobOrder:
     falling: bool = False
 
     def jobs(self, live: Live) -> list[ShownJob]:
-        """Return the jobs to show, in order. Jobs without a value in the sorted column come last, even in reverse
-        order."""
+        """Return the jobs to show, in order. Jobs without a value in the sorted column always come last."""
         alive = [one for one in live.jobs if self.every_state or one.job.end_time is None]
         taken = [one for one in alive if takes(self.selection, one.job)]
         column = BY_WORD[self.by]
@@ -58,8 +57,7 @@ class JobOrder:
 
 
 def fitting(columns: Sequence[ShownColumn[T]], widths: Mapping[str, int], width: int | None) -> list[ShownColumn[T]]:
-    """Return the columns that fit into `width` characters, with two blanks between them; all of them if `width` is
-    None."""
+    """Return the columns that fit into `width` characters with two blanks between them; all if `width` is None."""
     left = list(columns)
     for name in GIVE_WAY.split():
         if width is None or sum(widths[column.name] for column in left) + 2 * (len(left) - 1) <= width:
@@ -90,8 +88,7 @@ def columns_within(width: int) -> list[ShownColumn[ShownJob]]:
 
 
 def header(live: Live, now: float, shown: Sequence[ShownJob]) -> list[str]:
-    """Return the lines above the table: the companion's state, numbers of GPUs and jobs, and why jobs keep their
-    sizes."""
+    """Return the lines above the table: the companion, numbers of GPUs and jobs, and why jobs keep their sizes."""
     jobs = [one.job for one in live.jobs]
     running = [job for job in jobs if job.running]
     waiting = sum(job.state == "PENDING" for job in jobs)
@@ -145,11 +142,7 @@ def cell(text: str, column: ShownColumn[Any]) -> str:
 
 
 def notes(shown: Sequence[ShownJob]) -> list[str]:
-    """Return a line for each remark on a job, in rich's markup.
-
-    Remarks are: why the job is not resized, a mistake in how it was started, an odd report, a problem of its training,
-    and its deadline.
-    """
+    """Return a line of rich's markup for each refusal, wrong start, odd report, trouble and deadline of a job."""
     said = [(one.job, (one.job.refusal, one.wrong, one.job.report_note, *troubles(one.job))) for one in shown]
     said += [(one.job, (deadline(one.promise),)) for one in shown if one.promise and one.job.end_time is None]
     return [f"job {job.job_id}: {safe(text, 300)}" for job, texts in said for text in map(str, texts) if text]

@@ -57,10 +57,7 @@ class Resized:
 
 @dataclass(frozen=True)
 class SizeSpan:
-    """Time span in which a job held the same number of GPUs.
-
-    It is a row of the view `run_timeline`, or of `membership_timeline` for a job of blocks.
-    """
+    """Time span of a job with one number of GPUs (row of `run_timeline`, for blocks of `membership_timeline`)."""
 
     start_time: float
     running_s: float
@@ -182,8 +179,7 @@ def bar(value: float, most: float, width: int = BAR) -> str:
 
 
 def gpus_over_time(usage: Usage, width: int = 60) -> str:
-    """Return a text chart of `width` characters from submission to the end. A character's height shows the GPUs
-    held."""
+    """Return a text chart from submission to the end. The heights of its `width` characters show the GPUs held."""
     if usage.lasted_s <= 0:
         return ""
     cells = []
@@ -360,8 +356,7 @@ def advised(store: Store, found: Sequence[Usage]) -> dict[int, list[str]]:
 
 
 def advice(usage: Usage, allowed: Allowed, summary: JobSummary | None = None) -> list[str]:
-    """Return advice on a job as sentences without full stops: first problems of its training, then the rest by
-    importance."""
+    """Return sentences without full stops: problems of the job's training, then the other advice by importance."""
     found = list(troubles(summary)) if summary is not None else []
     if summary is not None and summary.limits is not None:
         valid = frozenset(row.gpus for row in summary.limits.sizes)
