@@ -160,8 +160,8 @@ def main() -> None:
     """Run the ways on each seed's choice of elastic jobs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("trace", type=Path)
-    parser.add_argument("--cluster", default="", help="nodes x GPUs of each (default: what the jobs held at once)")
-    parser.add_argument("--sample", type=float, default=1.0, help="share of the jobs that are taken")
+    parser.add_argument("--cluster", default="", help="nodes x GPUs per node (default: the most jobs held at once)")
+    parser.add_argument("--sample", type=float, default=1.0, help="share of the jobs to use")
     parser.add_argument("--jobs", type=int, default=40)
     parser.add_argument("--elastic", type=float, default=0.5)
     parser.add_argument("--interval", type=float, default=60.0, help="seconds between two decisions")

@@ -158,7 +158,7 @@ def lines(status: Status, *, asked: bool) -> list[str]:
     if last is not None and last.tick_time is not None:
         shown.append(
             f"last tick  {_ago(status.now, last.tick_time)}, took {last.tick_s or 0:.2f} s, mode {last.mode}: "
-            f"{last.running} elastic jobs run on {last.gpus} GPUs, {last.waiting} wait"
+            f"elastic jobs running: {last.running} on {last.gpus} GPU{'s' * (last.gpus != 1)}, waiting: {last.waiting}"
         )
     if status.strategies:
         jobs = (f"{name} ({count} job{'s' * (count != 1)})" for name, count in status.strategies.items())

@@ -130,7 +130,7 @@ class Daemon:
             while True:
                 self._ping()
                 companion = self._leading(stop)
-                # Only now, so that one whose lead was taken meanwhile does not leave in another's place.
+                # Checked after the lead: a companion that has just lost it must not release the new leader's jobs.
                 if stop.is_set() or (ticks and companion is None):
                     break
                 if companion is not None:

@@ -169,7 +169,8 @@ def summary(tick: Tick) -> str:
     jobs = tick.observation.elastic.values()
     running = [e for e in jobs if e.job.running]
     begun = ", ".join(f"job {c.job_id} {c}" for c in tick.begun)
+    gpus = sum(e.shape.gpus for e in running)
     return (
-        f"{len(running)} elastic jobs run on {sum(e.shape.gpus for e in running)} GPUs, {len(jobs) - len(running)} wait"
+        f"elastic jobs running: {len(running)} on {gpus} GPU{'s' * (gpus != 1)}, waiting: {len(jobs) - len(running)}"
         f" ({tick.seconds:.2f} s)" + (f"; begun: {begun}" if begun else "")
     )

@@ -235,7 +235,7 @@ class Metrics:
         whose = {job_id: self._labels.who(one.partition, one.job.home.account) for job_id, one in elastic.items()}
         for who in {*whose.values()} - self._begun_for:
             self._begin_for(who)
-        # Of a job whose resize ended with it the last word counts.
+        # A job that ended together with its resize is only in the labels of the tick before.
         before, self._who = self._who, whose
         self._of("last_tick_timestamp_seconds").set(now)
         self._of("ticks").inc()

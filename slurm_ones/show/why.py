@@ -123,10 +123,11 @@ def plain_pace(run: RunRecord) -> str:
 def why_lines(store: Store, summary: JobSummary, decisions: int) -> Iterator[str]:
     """Yield the lines of `slurm-ones why` about a job, in rich's markup."""
     job = summary.job_id
+    each = f" ({text.per_gpu(summary)} per GPU)" if summary.local_batch is not None else ""
     yield (
         f"[bold]job {job}[/] {text.safe(summary.name)} of {text.safe(summary.user)}: {summary.state}, "
-        f"{f'shape {text.shape(summary)}, ' if summary.running else ''}batch {summary.batch or 'unknown'} "
-        f"({text.per_gpu(summary)} per GPU), epochs {text.progress(summary)}"
+        f"{f'shape {text.shape(summary)}, ' if summary.running else ''}batch {summary.batch or 'unknown'}{each}, "
+        f"epochs {text.progress(summary)}"
     )
     for line in _of_job(store, summary):
         yield f"  {line}"

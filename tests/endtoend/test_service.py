@@ -25,7 +25,7 @@ from tests.endtoend.unit import WATCHDOG_S, Unit
 from tests.waiting import until
 
 pytestmark = pytest.mark.cluster
-TICKED = "elastic jobs run on"
+TICKED = "elastic jobs run"
 """What the companion says at each tick."""
 
 

@@ -48,7 +48,7 @@ def test_each_user_sees_their_own_jobs(harness: Harness) -> None:
     unit = Unit(harness, settings, OPERATOR)
     process = unit.start()
     view = spool / "views" / view_name(USERS["alice"])
-    unit.until(lambda: view.exists() and unit.count("elastic jobs run on") > 2, "alice's view")
+    unit.until(lambda: view.exists() and unit.count("elastic jobs run") > 2, "alice's view")
 
     def seen(user: str) -> list[dict[str, object]]:
         """The jobs of this test: Slurm also knows those of others, which have ended."""

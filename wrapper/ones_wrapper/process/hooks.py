@@ -198,7 +198,7 @@ _LIGHTNING = (
     "Lightning's off: Trainer(plugins=[SLURMEnvironment(auto_requeue=False)])"
 )
 _HANDLERS = {("submitit", "checkpoint_and_try_requeue"): _SUBMITIT} | {
-    (package, name): _LIGHTNING  # without automatic requeues Lightning installs neither
+    (package, name): _LIGHTNING  # Lightning installs them only if it requeues jobs automatically
     for package in ("pytorch_lightning", "lightning")
     for name in ("_slurm_sigusr_handler_fn", "_sigterm_handler_fn")
 }
