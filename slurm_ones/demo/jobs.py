@@ -9,21 +9,14 @@ from pathlib import Path
 import numpy as np
 
 from slurm_ones.policy.contract import Floats
-from slurm_ones.simulate.slurm.timeline import ClusterSettings
 from slurm_ones.simulate.training.application import Application, Submission
 from slurm_ones.simulate.workloads.profiles import Workload
 
 CLUSTER = "demo"
-HERE, SIMULATED = "this-machine", "simulated"
-"""Names of the two partitions. `SIMULATED` is also the name of the simulated jobs' user."""
+SIMULATED = "simulated"
+"""Partition and user of the simulated jobs."""
 SLOTS = 4
 """Number of emulated GPUs on this machine, each with one rank."""
-NODES, GPUS = 4, 4
-"""Number of simulated nodes, and number of GPUs on each."""
-BLOCKS = 8
-"""Number of tasks in each job array, as in our sbatch templates."""
-SCRIPT = "spirals.py"
-"""Training script in `scripts/` that each rank runs. It needs torch."""
 BASE_BATCH, MOST_GPUS = 32, 8
 """Base batch per GPU, and most GPUs of a job."""
 PACE_MS = {"spirals": 5.0, "cnn": 10.0, "transformer": 12.0}
@@ -46,7 +39,7 @@ class DemoJob:
     model: str = "spirals"
     user: str = ""
     samples: int = 1536
-    """Number of samples in an epoch. Only the script `SCRIPT` uses it."""
+    """Number of samples in an epoch. Only real trainings on this machine use it."""
 
     def options(self, most: int) -> list[str]:
         """Return the training script's arguments. Its batches are proportional to the requested GPUs and to `most`."""
@@ -129,12 +122,6 @@ def _application(job: DemoJob) -> Application:
         parameters=PARAMETERS,
     )
 
-
-CLUSTER_SETTINGS = ClusterSettings(
-    requeue_delay_s=1.0, schedule_s=0.3, backfill_s=2.0, ending_s=0.3, report_s=1.0, first_report_s=1.0
-)
-START_S = 3.0
-"""Seconds that a simulated job takes to start."""
 
 SETTINGS = """\
 cluster = "{cluster}"

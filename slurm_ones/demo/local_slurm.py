@@ -16,30 +16,29 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from slurm_ones.demo import reaper
-from slurm_ones.demo.jobs import (
-    BLOCKS,
-    CLUSTER_SETTINGS,
-    GPUS,
-    HERE,
-    NODES,
-    SCRIPT,
-    SIMULATED,
-    SIMULATED_JOBS,
-    SLOTS,
-    START_S,
-    DemoJob,
-    comment,
-    workload,
-)
+from slurm_ones.demo.jobs import SIMULATED, SIMULATED_JOBS, SLOTS, DemoJob, comment, workload
 from slurm_ones.simulate.slurm.nodes import PartitionSpec
 from slurm_ones.simulate.slurm.simulated_client import SimulatedClient
 from slurm_ones.simulate.slurm.simulated_job import Program, Request
-from slurm_ones.simulate.slurm.timeline import Timeline
+from slurm_ones.simulate.slurm.timeline import ClusterSettings, Timeline
 from slurm_ones.simulate.spec import ClusterSpec
 from slurm_ones.simulate.training.application import Application, Hot, Submission
 from slurm_ones.simulate.world import World
 from slurm_ones.slurm.model import JobKey, Task
 
+HERE = "this-machine"
+"""Partition of the real trainings."""
+NODES, GPUS = 4, 4
+"""Number of simulated nodes, and number of GPUs on each."""
+BLOCKS = 8
+"""Number of tasks in each job array, as in our sbatch templates."""
+SCRIPT = Path(__file__).parent / "scripts" / "spirals.py"
+"""Training script that each rank runs. It needs torch."""
+START_S = 3.0
+"""Seconds that a simulated job takes to start."""
+CLUSTER_SETTINGS = ClusterSettings(
+    requeue_delay_s=1.0, schedule_s=0.3, backfill_s=2.0, ending_s=0.3, report_s=1.0, first_report_s=1.0
+)
 SHIMS = ("scontrol", "squeue", "srun")
 """Commands of Slurm that are replaced by failing scripts, so that no job id of the demo reaches a real Slurm."""
 FAILS = '#!/bin/sh\necho "this is slurm-ones demo: there is no Slurm here" >&2\nexit 1\n'
@@ -237,7 +236,6 @@ class LocalSlurm:
         )  # fmt: skip
         self.client = SimulatedClient(self.world.cluster)
         self._env = self._environment(make_shims(folder / "bin"))
-        self._script = Path(__file__).parent / "scripts" / SCRIPT
 
     @property
     def seconds(self) -> float:
@@ -281,7 +279,7 @@ class LocalSlurm:
         own = [*job.options(SLOTS), f"--samples={job.samples}", f"--seed={len(self.submitted)}"]
 
         def command(ranks: int) -> list[str]:
-            options = ["--blocks", f"--gpus-per-node={ranks}", str(self._script)]
+            options = ["--blocks", f"--gpus-per-node={ranks}", str(SCRIPT)]
             return [sys.executable, "-m", "ones_wrapper.launch", *options, *own]
 
         def program(key: JobKey) -> Program:
