@@ -48,7 +48,7 @@ class Web:
     def __init__(
         self, opened: Callable[[], Store], token: str, root: str = "", logs: Logs | None = None, user_header: str = ""
     ) -> None:
-        """Serve the database that `opened` opens. `logs` finds jobs' logs; without it, pages show no log.
+        """Serve the database that `opened` opens, and the logs that `logs` finds.
 
         A request must have the secret `token`, unless that is empty, and then shows all jobs. If `user_header` is
         given, a proxy names the user in this HTTP header, and the request shows only the user's jobs.

@@ -31,10 +31,9 @@ class Logs:
         self._found: dict[int, tuple[float, SlurmJob | str]] = {}
 
     def tail(self, job_id: int, most: int, work_dir: str = "") -> list[str]:
-        """Return the last `most` lines of a job's log, without control characters.
+        """Return the last `most` lines of a job's log without control characters, or a line that says why not.
 
-        If there is no log, return a line that says why. If Slurm does not answer, look in `work_dir` for a log with
-        Slurm's default name.
+        If Slurm does not answer, look in `work_dir` for a log with Slurm's default name.
         """
         now = time.monotonic()
         self._found = {id_: found for id_, found in self._found.items() if now - found[0] < ASK_AGAIN_S}

@@ -67,7 +67,7 @@ def _free(below: Sequence[int], used: Counter[int]) -> int:
 
 
 def patterns(colours: Sequence[int], holding: npt.NDArray[np.float64]) -> list[int]:
-    """Choose a pattern for each row of a stacked chart, so that rows that touch look different.
+    """Choose a pattern for each of J rows of a stacked chart, so that rows that touch look different.
 
     `holding` is (J, M): the height of each row at each moment. Most rows have pattern 0, which is plain.
     """

@@ -294,26 +294,22 @@ class _Stack:
         return [signs[group] for group in shown] + more
 
 
+def _entry(width: int, drawing: Markup, text: str) -> Markup:
+    entry = '<li><svg class="sign" width="{}" height="14" aria-hidden="true">{}</svg> {}</li>'
+    return Markup(entry).format(width, drawing, text)
+
+
 def _sign(kind: str, pattern: str, text: str) -> Markup:
-    over = Markup('<rect width="14" height="14" fill="url(#{})"/>').format(pattern) if pattern else Markup("")
-    box = Markup(
-        '<svg class="sign" width="14" height="14" aria-hidden="true"><rect class="{}" width="14" height="14"/>'
-    )
-    return Markup("<li>") + box.format(kind) + over + Markup("</svg> {}</li>").format(text)
+    over = Markup('<rect width="14" height="14" fill="url(#{})"/>').format(pattern) if pattern else ""
+    return _entry(14, Markup('<rect class="{}" width="14" height="14"/>{}').format(kind, over), text)
 
 
 def _stroke(kind: str, text: str) -> Markup:
-    line = (
-        '<li><svg class="sign" width="22" height="14" aria-hidden="true"><line class="{}" x2="22" y1="7" y2="7"/></svg>'
-    )
-    return (Markup(line) + Markup(" {}</li>")).format(kind, text)
+    return _entry(22, Markup('<line class="{}" x2="22" y1="7" y2="7"/>').format(kind), text)
 
 
 def _intervals(changes: Floats, starts: Floats, ends: Floats) -> tuple[Floats, Floats]:
-    """Return the edges (M + 1,) of M equal intervals, and the moments (M,) at which jobs' GPUs are sampled.
-
-    Each moment is the middle of its interval, but the last one, which lies just before the last change.
-    """
+    """Return edges (M + 1,) of M equal intervals, and their middles (M,); the last is just before the last change."""
     begun = np.searchsorted(np.sort(starts), changes, side="right") - np.searchsorted(np.sort(ends), changes, "right")
     edges = np.linspace(changes[0], changes[-1], max(MOST_SHAPES // int(begun.max()), FEWEST_INTERVALS) + 1)
     middles = (edges[:-1] + edges[1:]) / 2
@@ -384,8 +380,8 @@ def scaling(measured: Sequence[Measured], predicted: Mapping[int, float] | None 
         parts += _line(kind, ((n / right, value / high) for n, value in values.items())) if values else ""
     over = []
     for one in measured:
-        size = f"{one.gpus} GPUs, batch {one.batch}"
-        said = f"{size}: {one.useful:.4g} useful samples/s, measured {seconds(one.measured_s)}"
+        took = f"measured {seconds(one.measured_s)}"
+        said = f"{one.gpus} GPUs, batch {one.batch}: {one.useful:.4g} useful samples/s, {took}"
         over.append(_dot(one.gpus / right, one.useful / high, 5, said))
     legend = [_stroke("line", "measured, the best batch"), _stroke("ideal", "if each GPU added as much as the first")]
     legend += [_stroke("predicted", "predicted, at the batch that was measured longest")] if predicted else []

@@ -472,10 +472,7 @@ def _gpus(count: int) -> str:
 
 
 def alike(measured: Sequence[Measured], what: str = "kind") -> list[Measured]:
-    """Return the measurements on the kind of GPU (or at the batch, if `what` is "batch") that was measured longest.
-
-    Measurements on different kinds, or at different batches, cannot be compared.
-    """
+    """Return the measurements on the kind of GPU (at the batch, if `what` is "batch") that was measured longest."""
     spent: dict[Any, float] = defaultdict(float)
     for one in measured:
         spent[getattr(one, what)] += one.measured_s
@@ -484,10 +481,9 @@ def alike(measured: Sequence[Measured], what: str = "kind") -> list[Measured]:
 
 
 def _sizes(usage: Usage) -> list[Measured]:
-    """Return the best measurement at each number of GPUs, ascending. Measurements shorter than `LONG_S` do not count.
+    """Return the best measurement at each number of GPUs, ascending, of those that took `LONG_S` or longer.
 
-    Without goodput, only the batch that was measured longest counts, because throughputs of different batches cannot be
-    compared.
+    Without goodput, only the batch that was measured longest counts: other batches' throughputs do not compare.
     """
     long = [one for one in alike(usage.measured) if one.measured_s >= LONG_S]
     comparable = [one for one in long if one.goodput is not None] or alike(long, "batch")

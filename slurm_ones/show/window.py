@@ -91,7 +91,7 @@ class Question(ModalScreen[str | None]):
 
 
 class TopApp(App[None]):
-    """Window with the jobs that `look` returns. Details of the selected job are read from the database."""
+    """Window with the jobs that `look` returns. Threads read these and, from the database, the details of one."""
 
     TITLE = "slurm-ones top"
     CSS = """
@@ -125,7 +125,6 @@ class TopApp(App[None]):
         """Selection, data and width of the pane when it was last filled."""
 
     def compose(self) -> ComposeResult:
-        """Yield the widgets from top to bottom."""
         yield Static(id="header")
         yield Input(id="filter", placeholder="words that jobs must have", classes="gone")
         yield DataTable(id="jobs", cursor_type="row", zebra_stripes=True)
@@ -134,7 +133,6 @@ class TopApp(App[None]):
         yield Footer(show_command_palette=False)
 
     def on_mount(self) -> None:
-        """Refresh the window now, and then periodically."""
         self.query_one(DataTable).focus()
         self.look_again()
         self.set_interval(self._every_s, self.look_again)
@@ -150,7 +148,6 @@ class TopApp(App[None]):
         self._fill_below()
 
     def action_sort(self) -> None:
-        """Sort by the next column that is shown."""
         names = [column.title for column in columns_within(self.size.width)]
         at = names.index(self._choice.by) if self._choice.by in names else -1
         self._choice.by = names[(at + 1) % len(names)]
@@ -161,12 +158,10 @@ class TopApp(App[None]):
         self._draw()
 
     def action_ended(self) -> None:
-        """Show ended jobs, or hide them again."""
         self._choice.every_state = not self._choice.every_state
         self._draw()
 
     def action_filter(self) -> None:
-        """Open the field for filter words."""
         self._words.remove_class("gone").focus()
 
     @property
@@ -251,7 +246,6 @@ class TopApp(App[None]):
 
     @work(thread=True, exclusive=True, group="look")
     def look_again(self) -> None:
-        """Read the jobs in a thread, so that the window stays responsive."""
         worker = get_current_worker()
         try:
             live = self._look()
@@ -302,7 +296,6 @@ class TopApp(App[None]):
 
     @work(thread=True, exclusive=True, group="below")
     def fill_pane(self, what: str, job_id: int | None, live: Live) -> None:
-        """Fill the pane in a thread, so that the window stays responsive."""
         worker = get_current_worker()
         try:
             text = self._pane_text(what, job_id, live)
