@@ -1,4 +1,4 @@
-"""Distinction between a script that fetches batches ahead and a script that left out a batch.
+"""Tell a script that fetches batches ahead from a script that left out a batch.
 
 Both request a second batch before a backward pass. A script that fetches ahead then trains on the first batch; a script
 that left out a batch trains on the second. The model's inputs show which.
@@ -20,13 +20,13 @@ UNCLEAR = (
 
 
 class AskedAhead:
-    """Hook on the model that finds out which of two batches the script trains on."""
+    """Hook on the model that finds out on which of two batches the script trains."""
 
     def __init__(
         self, model: torch.nn.Module, held: Any, asked: Any, trained: Callable[[], bool], left_out: Callable[[], None]
     ) -> None:
         """`held` is the first batch, `asked` the second. `trained` returns True after a backward pass. `left_out` is
-        called before a forward pass on `asked`: this shows that the script left out `held`."""
+        called before a forward pass on `asked`, because the script then has left out `held`."""
         self._held, self._asked = _tensors(held), _tensors(asked)
         self._trained, self._left_out = trained, left_out
         self._known = self._seen = False
@@ -46,7 +46,7 @@ class AskedAhead:
 
     @property
     def unclear(self) -> bool:
-        """True if there was a forward pass, but its inputs did not show which of the two batches it used."""
+        """True if there was a forward pass, but its inputs were from neither or from both of the batches."""
         return self._seen and not self._known
 
     def close(self) -> None:

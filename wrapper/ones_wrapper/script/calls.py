@@ -1,5 +1,4 @@
-"""Checks of calls that the script makes in training: collectives, a second DataLoader, and writes of one file on all
-ranks.
+"""Checks of the script's calls in training: collectives, a second DataLoader, and files that all ranks write.
 
 A collective that gathers a batch fails if ranks have different numbers of samples. gloo aborts one rank and returns old
 memory on another; NCCL hangs, or reads beyond the tensor.
@@ -57,7 +56,7 @@ _WRITERS = ((torch, "save"), (np, "save"), (np, "savez"), (np, "savetxt"))
 
 
 class BatchShares(NamedTuple):
-    """Number of this rank's samples in the present pass, and `alike`: True if all ranks have the same number."""
+    """Number of this rank's samples in the present pass. `alike` is True if all ranks have equally many."""
 
     samples: int
     alike: bool
@@ -69,8 +68,8 @@ _evaluated = -1
 
 
 def watch(first: FirstSteps, shares: Callable[[], BatchShares | None], gathers: bool) -> None:
-    """Check the script's calls from now on. `shares` returns the shares of the present pass, or None outside of
-    training. With `gathers`, collectives that gather are checked, too."""
+    """Check the script's calls from now on. `shares` returns the shares of the present pass; None outside of training.
+    With `gathers`, also check collectives that gather."""
     global _first, _shares
     _first, _shares = first, shares
     looked_at: list[tuple[Any, str, Look]] = [(dist, name, _gathers) for name in NAMES if gathers]
@@ -86,8 +85,8 @@ def evaluates(samples: int) -> None:
 
 
 def _watched(owner: Any, name: str, look: Look) -> Any:
-    """Return a function that calls `look` and then `owner.name`; None if that function is missing, or already is such a
-    function."""
+    """Return a function that calls `look` and then `owner.name`; None if there is no such function, or if it is watched
+    already."""
     original = getattr(owner, name, None)
     if original is None or hasattr(original, "looked_at"):
         return None
@@ -102,7 +101,7 @@ def _watched(owner: Any, name: str, look: Look) -> Any:
 
 
 def _replace(calls: list[tuple[Any, str, Any]]) -> None:
-    """Replace functions by functions that watch them, in their own modules and in all modules that imported them."""
+    """Replace functions by the functions that watch them, in their own module and in all modules that imported them."""
     by_name: dict[str, list[Any]] = {}
     for owner, name, call in calls:
         setattr(owner, name, call)

@@ -17,18 +17,20 @@ from ones_wrapper.script.line import is_script, variables
 from ones_wrapper.script.source import kept, renewed
 
 _FEW, _LONG = 100, 10_000
-"""Largest number of items of a list or dict that is searched: the first number for counts, the second for tensors."""
+"""Largest number of items of a list or dict that is searched for counts (`_FEW`) or tensors (`_LONG`)."""
 _PLAIN = ("__main__", "types", "argparse")
-"""Modules of classes that are searched even if they have no methods of the script, such as SimpleNamespace and
-Namespace."""
+"""Modules of classes, such as SimpleNamespace, whose objects are searched even if the script defines no method of
+them."""
 
 
 def counts(
     frames: Iterable[FrameType], models: Iterable[Any], carried: Collection[int], known: Iterable[str]
 ) -> list[str]:
     """Return the names of numbers that the script counts up by a constant, or that are named like a best value.
-    Searched are variables of `frames`, attributes of objects that frames or models hold, and attributes of these
-    attributes. Objects whose ids are in `carried`, and names in `known`, are left out."""
+
+    Variables of `frames` are searched, attributes of objects in these or in models, and attributes of these attributes.
+    Objects whose ids are in `carried`, and names in `known`, are left out.
+    """
     found, things, shared = [], [*models], set[str]()
     for frame in frames:
         values, names = variables(frame), dict.fromkeys(kept(frame.f_code))
@@ -60,7 +62,7 @@ def attributes(thing: Any) -> dict[str, Any]:
 
 
 def codes(kind: type) -> list[CodeType]:
-    """Return the code of those methods of a class that are in the script."""
+    """Return the code of a class's methods that are in the script."""
     return [code for one in vars(kind).values() if is_script(code := getattr(one, "__code__", None))]
 
 
@@ -69,9 +71,11 @@ def _is_number(value: Any) -> bool:
 
 
 def collected(frames: Iterable[FrameType], carried: Collection[int]) -> dict[str, Any]:
-    """Return by name the lengths of the script's lists, queues and dicts, and the states of its random generators. Left
-    out are objects whose ids are in `carried`, variables that a loop assigns in each turn, and attributes that are
-    lists or queues of numbers."""
+    """Return, by name, the lengths of the script's lists, queues and dicts, and the states of its random generators.
+
+    Objects whose ids are in `carried` are left out, variables that a loop assigns in each turn, and attributes that are
+    lists or queues of numbers.
+    """
     found = {}
     for frame in frames:
         for name, value in variables(frame).items():
@@ -90,7 +94,7 @@ _HELD: dict[type, Callable[[Any], Any]] = {
     np.random.Generator: lambda one: one.bit_generator.state,
     random.Random: lambda one: one.getstate(),
 }
-"""Dict from a type to a function of its objects. The function's result differs once an object was changed."""
+"""Functions by type of object. The function's result for an object changes when the object changes."""
 
 
 def _arrays(held: Any) -> bool:

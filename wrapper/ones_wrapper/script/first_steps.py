@@ -35,7 +35,7 @@ from ones_wrapper.script.optimizers import INNER, shown, stepper
 LOOK = 20
 """Number of first steps in which the script is checked for gradients that no optimizer used."""
 FORGOTTEN_AT = 2
-"""Step after which the script's objects are searched. By then the first turn of the loop has made its objects, too."""
+"""Step after which the script's objects are searched. By then the loop's first turn has made its objects, too."""
 
 UNUSED = (
     "the step{line} ended with gradients that no optimizer used. If the script accumulates gradients by itself, a "
@@ -58,7 +58,7 @@ AVERAGE = (
 )
 _PACKAGES = {"torch", "lightning", "pytorch_lightning", "ones_wrapper", "transformers", "accelerate"}
 _KNOWN = _PACKAGES | sys.stdlib_module_names
-"""Packages whose objects have no state to save, except some of torch's (`_stateful`)."""
+"""Packages whose objects have no state to save, except for some of torch's (`_stateful`)."""
 _AVERAGE = re.compile(r"E[Mm][Aa](?![a-z])|(?<![a-z])ema(?![a-z])|[Aa]verag|SWA|[Ss]wa(?![a-z])")
 _BUFFER = re.compile(r"(?:[Rr]eplay|[Bb]uffer|[Mm]emory|[Bb]ank|[Qq]ueue)(?!.*Data)")
 _PARTS = ("scheduler", "_scheduler", "scaler", "_schedulers", "_objects")
@@ -137,7 +137,7 @@ class FirstSteps:
         buffers = shared and any(True for _ in model.buffers())
         self._evaluation = model.register_forward_pre_hook(self._evaluates) if buffers else None
         self._parts: list[int] = []
-        """Samples of each forward pass in the present step, counted only in a run's first steps."""
+        """Numbers of samples of the present step's forward passes, in a run's first steps."""
         self._speaks, self._optimizers = speaks, optimizers
         self._carried = list(carried)
         self._saves = any(getattr(one, "carries_counts", False) for one in self._carried)
@@ -179,7 +179,7 @@ class FirstSteps:
         return [one.register_load_state_dict_post_hook(loaded) for one in hooked]
 
     def close_setup(self) -> None:
-        """Remove the hooks that notice loaded states, because training begins."""
+        """Remove the hooks that find loaded states, because training begins."""
         for handle in self._watches:
             handle.remove()
 
@@ -193,7 +193,7 @@ class FirstSteps:
         self._parts += [len(one) for one in islice(given, 1)]
 
     def together(self, name: str) -> None:
-        """Log a finding if the script calls `name`, which all ranks must call, under a condition on the rank."""
+        """Log a finding if the script calls `name` only on some ranks, although all must call it."""
         if self._speaks and source.by_rank():
             self.say(TOGETHER.replace("{name}", name))
 
@@ -211,8 +211,8 @@ class FirstSteps:
             self._grown = self._grown or not (known or module._modules.get(name) is thing)
 
     def end(self, stepped: bool, samples: int) -> None:
-        """Check at the end of a step. `stepped` is True if an optimizer stepped in it; `samples` are this rank's in the
-        last pass. Raises RuntimeError if names or shapes in the model's state have changed."""
+        """Check at the end of a step. `stepped` is True if an optimizer stepped in it; `samples` is the size of this
+        rank's last pass. Raises RuntimeError if names or shapes in the model's state have changed."""
         self._steps += 1
         if self._grown:
             self._grown, self._inner = False, {*map(id, self._model.modules())}
@@ -319,15 +319,15 @@ class FirstSteps:
         return ("has a state", "register_for_checkpointing") if lost else None
 
     def _is_average(self, thing: Any) -> bool:
-        """Return True if an object seems to be an average of weights or a replay buffer: by its class name, or because
-        it has a tensor for each trained parameter's shape."""
+        """Return True if an object seems to be an average of weights or a replay buffer, by its class name or its
+        tensors."""
         held, kind = flat(attributes(thing).values()), type(thing)
         if _AVERAGE.search(kind.__name__) or (_BUFFER.search(kind.__name__) and codes(kind)):
             return any(isinstance(one, (torch.Tensor, torch.nn.Module, np.ndarray)) for one in held)
         return not isinstance(thing, torch.nn.Module) and self._has_shapes(held)
 
     def _has_shapes(self, held: list[Any]) -> bool:
-        """Return True if `held` has a tensor for each trained parameter's shape, not counting parameters and gradients
+        """Return True if `held` has a tensor in the shape of each trained parameter, besides parameters and gradients
         themselves."""
         trained = self._trained
         tensors = [one for one in held if isinstance(one, torch.Tensor)]
@@ -339,7 +339,7 @@ class FirstSteps:
 
 
 def _empties(file: io.TextIOWrapper) -> bool:
-    """Return True if a file is open that was emptied by opening it (mode `w`)."""
+    """Return True for an open file in mode `w`, which empties the file at each start."""
     with suppress(ValueError):
         return getattr(file, "mode", "")[:1] == "w" and not file.closed and Path(str(file.name)).is_file()
     return False
@@ -350,7 +350,7 @@ def _shapes(model: torch.nn.Module) -> dict[str, tuple[int, ...]]:
 
 
 def _inside(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
-    """Yield the script's own models, without wrappers around them. A model without submodules is left out."""
+    """Yield the script's own models without the wrappers around them, except models without submodules."""
     for one in model.children() if isinstance(model, torch.nn.ModuleDict) else [model]:
         # A model that its ranks train apart is its own `module`.
         while isinstance(inner := getattr(one, "module", getattr(one, "_orig_mod", one)), torch.nn.Module):
@@ -363,22 +363,21 @@ def _inside(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
 
 def averages(others: Iterable[Any], batch: int) -> list[str]:
     """Return messages about registered averages of weights whose decay does not depend on the batch. `batch` is the
-    base batch."""
+    base batch, which the messages name."""
     names = {type(one).__name__ for one in others if not isinstance(one, AveragedModel)}
     return [AVERAGE.format(name=name, batch=batch) for name in sorted(names) if _AVERAGE.search(name)]
 
 
 def _stateful(kind: type) -> bool:
-    """Return True if objects of this type may have a state to save. That holds for some classes of torch, and for
-    classes of the script or of packages not in `_KNOWN`."""
+    """Return True if objects of this type may have a state to save: some types of torch, and types of the script or of
+    packages not in `_KNOWN`."""
     if issubclass(kind, (LRScheduler, AveragedModel, torch.amp.GradScaler)):
         return True
     return str(kind.__module__).split(".")[0] not in _KNOWN and not issubclass(kind, torch.optim.Optimizer)
 
 
 def _reached(thing: Any, names: Iterable[str]) -> list[Any]:
-    """Return an object, and all objects that can be reached from it by attributes of these names, or by lists in
-    them."""
+    """Return an object and all objects in its attributes of these names, in lists there, and so on."""
     found: list[Any] = []
     left = [thing]
     while left and len(found) < 100:

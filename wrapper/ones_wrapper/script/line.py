@@ -1,4 +1,4 @@
-"""Frames of the script in a call stack: its name and line, for messages, and how it left a loop."""
+"""Frames of the script in a call stack: the line for messages, and how a loop was left."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ def left_on_purpose(frame: FrameType | None) -> bool:
     """Return True if a loop was left by `break` or `return`. `frame` is the frame that dropped the loop's iterator.
 
     After an error the frame is at the instruction that failed. Then other ranks may be anywhere, so that no collective
-    may follow. The error itself is not visible here. A generator around the loop (a progress bar) is closed by the
-    frame outside it. Tested with Python 3.10 to 3.13.
+    may follow. If a generator (a progress bar) is around the loop, the frame outside it counts. Tested with Python 3.10
+    to 3.13.
     """
     while frame is not None and frame.f_code.co_flags & inspect.CO_GENERATOR:
         frame = frame.f_back

@@ -14,7 +14,7 @@ INNER = ("base_optimizer", "optimizer", "_optimizer")
 
 
 def stepper(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """Return the optimizer whose `step` changes the parameters: the innermost one of wrapped optimizers."""
+    """Return the optimizer whose `step` changes the parameters: the innermost one, if optimizers wrap each other."""
     for name in INNER:
         held = getattr(optimizer, "__dict__", {}).get(name)
         if isinstance(held, torch.optim.Optimizer) and held is not optimizer:
@@ -30,7 +30,7 @@ def shown(optimizer: torch.optim.Optimizer) -> list[Any]:
 
 
 def is_plain(optimizer: torch.optim.Optimizer) -> bool:
-    """Return True if an optimizer's state must be saved as plain data, since torch.distributed.checkpoint cannot load
+    """Return True if an optimizer's state must be saved as plain data, because torch.distributed.checkpoint cannot load
     it. Such an optimizer wraps another one, has a `state_dict` unlike torch's, or needs a closure or sparse
     gradients."""
     if isinstance(optimizer, torch.optim.SparseAdam):
@@ -42,7 +42,8 @@ def is_plain(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def plain_state(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """Return an optimizer's state, and that of the optimizer that it wraps, unless the first includes it."""
+    """Return the states of an optimizer and of the optimizer that it wraps; only the first if it includes the
+    second."""
     found, inner = [optimizer.state_dict()], stepper(optimizer)
     if inner is not optimizer and "state" in found[0] and inner.state is not optimizer.state:
         found.append(inner.state_dict())

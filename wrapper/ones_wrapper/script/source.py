@@ -1,5 +1,5 @@
-"""Search in the script's text for lines that depend on the rank, data that is cut by rank, and actions by a loop's own
-count."""
+"""Search in the script's text for lines that depend on the rank, for data split by rank, and for actions at a loop's
+own count."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _BY_NODE = {"split_by_node", "split_dataset_by_node", "sharding_filter"}
 _BEST = re.compile(r"(?<![a-z])best(?![a-z])", re.IGNORECASE)
 _COUNTED = re.compile(r"(.+) (?:\+= \d+|= \1 \+ \d+)")
 _COMPUTED = re.compile(r"^(?:int|str|min|max|ceil|join|joinpath|format|Path|get\w*)$")
-"""Pattern of functions whose result depends on the rank if an argument does."""
+"""Pattern of functions whose result depends on the rank if one of their arguments does."""
 _SEEDS = re.compile(r"seed|default_rng|RandomState")
 _OWN_SEED = {"generator", "seed", "random_state", "rng"}
 _DRAWS = re.compile(
@@ -34,16 +34,15 @@ _DRAWS = re.compile(
 _DATA = re.compile(r"^(?:\w*Dataset|Subset|DataLoader|loader|prepare)$")
 """Pattern of calls that take data as an argument."""
 _ACTS = re.compile(r"eval|valid|(?:^|_)test|save|checkpoint|target|load_state|copy_|update_|freeze", re.IGNORECASE)
-"""Pattern of calls that change the training, or that all ranks must make together. Calls that only print or log do not
+"""Pattern of calls that change the training, or that all ranks must make together; calls that only print do not
 matter."""
 _HELD = {ast.Name: "id", ast.Attribute: "attr", ast.arg: "arg", ast.keyword: "arg", ast.Constant: "value"}
-"""Syntax tree nodes that hold a word, and the attribute in which it is."""
+"""Types of syntax tree nodes that contain a word, and the attribute that has the word."""
 
 
 @cache
 def _nodes(path: str) -> list[ast.AST]:
-    """Return all nodes of a file's syntax tree, or one empty node for a file that cannot be parsed. The result is
-    cached, since walking the tree takes longer than a search in the list."""
+    """Return all nodes of a file's syntax tree, or one empty node if the file cannot be parsed."""
     try:
         return list(ast.walk(ast.parse("".join(linecache.getlines(path)))))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -51,7 +50,7 @@ def _nodes(path: str) -> list[ast.AST]:
 
 
 def by_rank(frame: FrameType | None = None) -> bool:
-    """Return True if a line in the script's call stack is under an `if` that tests the rank."""
+    """Return True if a line in the script's call stack runs only on some ranks."""
     stack = frames(frame or sys._getframe(1))
     return any(one.f_lineno in under for one in stack for under in ranges(one.f_code.co_filename))
 
@@ -104,7 +103,7 @@ def _words_of(nodes: Iterable[ast.AST]) -> set[str]:
 
 @cache
 def _computed(path: str) -> list[tuple[set[str], set[str]]]:
-    """Return (variables, words in the expression) for each assignment of a computed value in a file."""
+    """Return (variables, words in the expression) for each assignment in a file of a value computed from others."""
     found = [one for one in _nodes(path) if isinstance(one, ast.Assign)]
     computed = [one for one in found if not isinstance(one.value, ast.Call) or _COMPUTED.search(_name(one.value.func))]
     return [({_name(target) for target in one.targets} - {""}, _words(one.value)) for one in computed]
@@ -112,7 +111,7 @@ def _computed(path: str) -> list[tuple[set[str], set[str]]]:
 
 @cache
 def _standing(path: str, pattern: re.Pattern[str]) -> set[str]:
-    """Return the words in a file that match the pattern, and the variables that are computed from such words."""
+    """Return the words in a file that match the pattern, and the variables computed from them."""
     known = {word for word in _words_of(_nodes(path)) if pattern.search(word)}
     for targets, words in 2 * _computed(path):  # twice, for variables that are computed from variables
         if known & words:
@@ -131,7 +130,7 @@ def names_rank(path: str, line: int) -> bool:
 
 @cache
 def cut(path: str) -> int:
-    """Return the first line of a file that takes a part of the data by rank and world size; 0 if there is none."""
+    """Return the first line of a file that splits the data by rank and world size; 0 if there is none."""
     text = "".join(linecache.getlines(path))
     if not (_ANY_WORLD.search(text) or any(name in text for name in _BY_NODE)):
         return 0  # as most modules of a script, which take seconds to parse
@@ -154,8 +153,7 @@ def cut(path: str) -> int:
 
 @cache
 def drawn(path: str) -> int:
-    """Return the first line of a file that uses data of random numbers drawn after a seed that depends on the rank; 0
-    for none."""
+    """Return the first line of a file that uses data drawn at random after seeding by rank; 0 if there is none."""
     if not _SEEDS.search("".join(linecache.getlines(path))):
         return 0
     nodes, made, own = _nodes(path), set[str](), _standing(path, _OWN)
@@ -178,7 +176,7 @@ def drawn(path: str) -> int:
 
 
 def _made(node: ast.AST) -> tuple[list[str], list[Any]]:
-    """Return the names to which a statement gives a value, and the syntax tree nodes that compute the value."""
+    """Return the names to which a statement assigns a value, and the syntax tree nodes that compute the value."""
     if isinstance(node, ast.Assign):
         return [_name(part) for target in node.targets for part in ast.walk(target)], [node.value]
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):  # as of shuffle
@@ -200,8 +198,8 @@ def files(stack: Iterable[FrameType]) -> set[str]:
 
 
 def counter(path: str, line: int) -> tuple[str, int] | None:
-    """Return a text and line of a test by a loop's own count, for a loop around this line; None if there is none. Such
-    a test acts every n-th turn (`i % n`), or ends the loop at a count."""
+    """Return text and line of a test of a loop's own count, for a loop around this line; None if there is none. Such a
+    test acts in every n-th turn (`i % n`), or ends the loop at a count."""
     for loop in _nodes(path):
         if not isinstance(loop, ast.For) or not loop.lineno <= line <= _end(loop):
             continue
@@ -233,7 +231,8 @@ def _loops(path: str) -> tuple[list[range], set[str]]:
 
 
 def renewed(frame: FrameType, name: str) -> bool:
-    """Return True if a variable of the frame is assigned in a loop, or is local to a function that a loop calls."""
+    """Return True if a variable of the frame gets a new value in each turn of a loop. It is assigned in a loop, or is
+    local to a function that a loop calls."""
     code = frame.f_code
     outer = frames(frame.f_back) if frame.f_back and name in code.co_varnames + code.co_cellvars else ()
     turns = (one.f_lineno in it for one in outer for it in _loops(one.f_code.co_filename)[0])
@@ -242,8 +241,8 @@ def renewed(frame: FrameType, name: str) -> bool:
 
 @cache
 def _kept_lines(path: str) -> list[tuple[int, str]]:
-    """Return (line, name) for each count and best value that a file stores. Names of attributes begin with a dot.
-    Counts that begin again in each turn of a loop are left out."""
+    """Return (line, name) for each count and best value in a file; names of attributes begin with a dot. Counts that
+    each turn of a loop begins again are left out."""
     nodes = _nodes(path)
     given = {one: ast.unparse(one) for one in nodes if isinstance(one, (ast.Assign, ast.AnnAssign, ast.AugAssign))}
     turns = (one for loop in nodes if isinstance(loop, (ast.For, ast.While)) for one in loop.body)
@@ -258,7 +257,7 @@ def _kept_lines(path: str) -> list[tuple[int, str]]:
 
 
 def kept(code: CodeType) -> list[str]:
-    """Return the names of this code's counts (`n += 1`, `n = n + 1`) and best values. Names of attributes begin with a
+    """Return the names of this code's counts (`n += 1`, `n = n + 1`) and best values; names of attributes begin with a
     dot."""
     lines = {number for *_, number in code.co_lines()}
     return [name for number, name in _kept_lines(code.co_filename) if number in lines]

@@ -1,9 +1,9 @@
 """Detection of ranks that wait for each other for ever, because one made fewer backward passes than another.
 
-For example a rank skips a loss, or has one micro-batch less: it is at its next step boundary, while the others wait for
+For example a rank skips a loss, or has one micro-batch less. It is at its next step boundary while other ranks wait for
 its gradients. Each rank counts the gradient exchanges that it began. A rank without progress writes its counts to a
-file in the job's directory, and reads the files of other ranks. A rank that completed as many steps with fewer
-exchanges logs its line and ends with an error.
+file in the job's directory, and reads the files of other ranks. A rank that made fewer exchanges than another in as
+many steps logs its line and ends with an error.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from ones_wrapper.script.line import line
 
 PREFIX = ".at-rank-"
 LOOKS = 60
-"""Number of checks, one a second, after which ranks that wait at different places are taken for stuck. A network may
-pause for tens of seconds."""
+"""Number of checks, one a second, after which ranks that wait at different places count as stuck. A network may pause
+for tens of seconds."""
 STILL_S = 4.0
-"""Seconds without progress after which a rank writes its counts, or three times its step time if that is longer."""
+"""Shortest time in seconds without progress after which a rank writes its counts; at least three times its step
+time."""
 ALL = "All ranks must make equally many: skip on all ranks or on none, `if job.any(bad): continue`"
 UNEQUAL = (
     "rank {mine.rank} made {fewer} backward pass(es) fewer than rank {other.rank} by step {mine.steps}, so the ranks "
@@ -34,8 +35,8 @@ UNEQUAL = (
 
 
 def fewer_passes(rank: int, fewer: int) -> str:
-    """Return the error at a step boundary if ranks began different numbers of exchanges. `fewer` is the number that
-    this rank is short of; 0 if another rank is."""
+    """Return the error at a step boundary if ranks began different numbers of exchanges. `fewer` is the number missing
+    on this rank; 0 if exchanges are missing on another rank."""
     if not fewer:
         return "another rank made fewer backward passes than this one: see that rank's message"
     return (
@@ -54,7 +55,7 @@ class Standpoint(NamedTuple):
     done: int
     """Number of gradient exchanges in the completed steps."""
     waits: str
-    """Function in which this rank waits for others (`EXCHANGE` if for gradients); empty if it does not wait."""
+    """Function in which this rank waits for others, `EXCHANGE` if for gradients; empty if it does not wait."""
     line: str
 
 
@@ -65,7 +66,7 @@ _WAITS = (
     "torch/distributed/distributed_c10d.py",
     "nn/parallel/distributed.py",
 )
-"""Ends of the paths of the files in whose functions a rank waits for others."""
+"""Path endings of the files with the functions in which a rank waits for others."""
 APART = (
     "rank {mine.rank} waits{mine.line} for other ranks, and rank {other.rank} elsewhere{other.line}: calls that all "
     "ranks make together (job.evaluate, job.mean, job.checkpoint, the end of job.epochs(), a forward pass with "
@@ -164,7 +165,7 @@ def meeting(env: Mapping[str, str], generation: int) -> str:
 
 
 def unequal(mine: Standpoint, others: list[Standpoint]) -> str:
-    """Return the error if this rank made fewer exchanges than another rank in as many steps, or in more; else empty."""
+    """Return the error if this rank made fewer exchanges than another rank in at least as many steps; else empty."""
     for other in sorted(others):
         ahead = mine.steps > other.steps and mine.begun < other.begun
         if ahead or (mine.steps == other.steps and mine.done < other.done):
@@ -174,8 +175,8 @@ def unequal(mine: Standpoint, others: list[Standpoint]) -> str:
 
 
 def apart(all_: list[Standpoint], world: int) -> str:
-    """Return the error if all ranks wait, but at different places; else empty. If all wait for gradients, that is no
-    error here."""
+    """Return the error if all ranks wait, but at different places; else empty. It is no error if all wait for
+    gradients."""
     waiting = sorted((one for one in all_ if one.waits), key=lambda one: one.rank)
     if len(waiting) < world or {one.waits for one in waiting} == {EXCHANGE}:
         return ""
