@@ -1,4 +1,4 @@
-"""Elastic training for frameworks that run the loop themselves: one module for each framework, which imports it.
+"""Elastic training for frameworks that run the loop themselves, with one module for each framework.
 
 `steps` holds their common code. No other package of `ones_wrapper` imports these modules.
 """

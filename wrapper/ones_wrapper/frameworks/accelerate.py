@@ -68,8 +68,8 @@ class Accelerator(accelerate.Accelerator):
 
     @property
     def num_processes(self) -> int:
-        """Accelerate's number of processes. If the script reads it before `prepare`, a line in the log warns, since the
-        script may scale its schedule by it."""
+        """Accelerate's number of processes. If the script reads it before `prepare`, the log warns that a schedule must
+        not depend on it."""
         found: int = self.state.num_processes
         # The Accelerator reads this also while it is made, before it has `_job`.
         early = getattr(self, "_job", self) is None and not self._said
@@ -80,7 +80,7 @@ class Accelerator(accelerate.Accelerator):
         return found
 
     def register_for_checkpointing(self, *objects: Any) -> None:
-        """Register objects as Accelerate does. The job's checkpoints hold their state, too, even if they are registered
+        """Register objects as Accelerate does. The job's checkpoints have their state, too, even of objects registered
         after `prepare`."""
         super().register_for_checkpointing(*objects)
         for one in objects:
@@ -181,8 +181,8 @@ class Accelerator(accelerate.Accelerator):
 
 
 class Registered:
-    """Objects given to `register_for_checkpointing`, numbered in this order. An object that is given after the
-    checkpoint was loaded gets its state at once."""
+    """Objects given to `register_for_checkpointing`, numbered in the order of the calls. If the checkpoint is already
+    loaded, a new object gets its state at once."""
 
     def __init__(self) -> None:
         self._objects: list[Any] = []
@@ -208,7 +208,7 @@ class Batches:
     """This rank's local batches of the present epoch, on its device.
 
     Length and totals are those of a single process, which takes a base batch in `accumulation` batches. Scripts divide
-    the length, and multiply the totals, by the number of accumulation steps.
+    the length by the number of accumulation steps, and multiply the totals by it.
     """
 
     def __init__(self, loader: Loader, dataset: Any, device: torch.device, accumulation: int) -> None:

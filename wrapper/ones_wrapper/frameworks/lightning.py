@@ -41,14 +41,14 @@ from ones_wrapper.run.loop import Loader
 from ones_wrapper.script.line import line
 
 MANY = 1 << 40
-"""Length of an epoch as Lightning gets it, larger than any real one. An epoch ends with its data, since its number of
-steps may change."""
+"""Length of an epoch for Lightning, larger than any real one. An epoch ends with its data, since its number of steps
+may change."""
 REFUSED = {
     "limit_train_batches": (1.0, "an epoch is the whole dataset: give a smaller one"),
     "overfit_batches": (0.0, "an epoch is the whole dataset: give a smaller one"),
     "reload_dataloaders_every_n_epochs": (0, "the dataset must stay the same"),
 }
-"""Arguments of the Trainer that an elastic job cannot obey: each with the only value allowed, and the reason."""
+"""Arguments of the Trainer that an elastic job cannot obey: the only value allowed, and the reason."""
 MANUAL = (
     "an elastic LightningModule optimizes automatically, with one optimizer: with several, or with manual "
     "optimization, write the loop yourself, as the example gan.py does"
@@ -113,8 +113,7 @@ class ElasticStrategy(ParallelStrategy):
 
     @property
     def world_size(self) -> int:
-        """World size. If the script reads it before training, a line in the log warns, since the script may divide its
-        batch by it."""
+        """World size. If the script reads it before training, the log warns that a batch must not depend on it."""
         if self._job is None and not self._said and (at := line(sys._getframe(1), 2)):
             self._said = True
             if self.global_rank == 0:
@@ -123,7 +122,7 @@ class ElasticStrategy(ParallelStrategy):
 
     @property
     def num_processes(self) -> int:
-        """Always 1: a module may divide its batch by this number, and the job already divides the batch."""
+        """Always 1, because a module may divide its batch by this number, and the job already divides the batch."""
         return 1
 
     @property
@@ -136,8 +135,8 @@ class ElasticStrategy(ParallelStrategy):
 
     @property
     def is_distributed(self) -> bool:
-        """True if Lightning must distribute a DataLoader's samples over the ranks: for evaluation, but not for
-        training."""
+        """True if Lightning must split a DataLoader's samples over the ranks, as for evaluation. The job splits
+        training data."""
         return self.world_size > 1 and not self._asking
 
     @property
@@ -145,7 +144,8 @@ class ElasticStrategy(ParallelStrategy):
         return {"num_replicas": self.world_size, "rank": self.global_rank}
 
     def set_world_ranks(self) -> None:
-        """Set the rank by which Lightning logs on rank 0 only. Lightning calls this after it has made the Trainer."""
+        """Set the rank by which Lightning knows rank 0, which logs. Lightning calls this after it has made the
+        Trainer."""
         only: Any = rank_zero_only
         only.rank = self.global_rank
 
@@ -302,7 +302,8 @@ class ElasticStrategy(ParallelStrategy):
                 return super().optimizer_step(own, lambda: loss, model, **kwargs)
 
     def _compute(self, part: AccumulationStep, local: Any, closure: Callable[[], Any]) -> Any:
-        """Make a forward and backward pass; return the loss. The first pass's local batch is already on the device."""
+        """Make a forward and backward pass; return the loss. The local batch of a step's first pass is already on the
+        device."""
         self._local = None if part.index == 0 else self._on_device(local)
         loss, self._local = closure(), None
         if part.samples and loss is not None:
@@ -328,7 +329,7 @@ class _Batches:
         self._strategy = strategy
 
     def __len__(self) -> int:
-        """Number of steps of the base batch in an epoch, for schedules. While Lightning's loop asks, it is `MANY`."""
+        """Number of steps of the base batch in an epoch, for schedules. For Lightning's own loop it is `MANY`."""
         strategy = self._strategy
         return MANY if strategy._asking or strategy._job is None else len(strategy._loader)
 

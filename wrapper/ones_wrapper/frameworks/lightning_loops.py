@@ -14,14 +14,14 @@ from ones_wrapper.process.hooks import FLAGS
 from ones_wrapper.run.loop import Loader
 
 NEVER = 1 << 62
-"""More steps than any job makes."""
+"""Number of steps that no job reaches."""
 
 
 class Carried:
     """State of Lightning's callbacks, such as early stopping, in the job's checkpoints."""
 
     carries_counts = True
-    """Always True, because callbacks and module save their own counts by Lightning's hooks. So no search for counts is
+    """Always True: callbacks and module save their counts by Lightning's hooks, so that no search for counts is
     needed."""
 
     def __init__(self, trainer: Any) -> None:
@@ -29,8 +29,8 @@ class Carried:
         self._objects = [one for one in trainer.callbacks if _saves(type(one))]
         self._limits = [trainer.max_epochs, trainer.max_steps]
         self.over = False
-        """True if training has ended. After a load it is True only if the script still has the same limits
-        (`max_epochs`, `max_steps`)."""
+        """True if training has ended. It is loaded as True only if the script's limits (`max_epochs`, `max_steps`) are
+        the same."""
 
     def _callbacks(self) -> dict[str, Callback]:
         return {one.state_key: one for one in self._trainer.callbacks}
@@ -46,7 +46,7 @@ class Carried:
         }
 
     def _hooks(self) -> dict[str, Any]:
-        """Return what the hooks `on_save_checkpoint` of callbacks, module and DataModule put into a checkpoint."""
+        """Return what callbacks, module and DataModule add to a checkpoint by their hooks `on_save_checkpoint`."""
         trainer, module = self._trainer, self._trainer.lightning_module
         weights = module.state_dict()
         checkpoint: dict[str, Any] = {**self._begun(), "state_dict": weights}
@@ -83,7 +83,7 @@ def _saves(kind: type[Callback]) -> bool:
 
 
 class Boundaries(Callback):
-    """Callback at the beginning of epochs, which also keeps the position of Lightning's loops."""
+    """Callback at the beginnings of epochs. It also sets the position of Lightning's loops."""
 
     def __init__(
         self, job: Job, loader: Loader, steps: Steps, trainer: Any, carried: Carried, ask: Callable[[], None]
@@ -97,7 +97,7 @@ class Boundaries(Callback):
         """The Trainer's `max_steps`, in steps of the base batch; -1 for no limit."""
 
     def restore(self) -> None:
-        """Set Lightning's loops to the checkpoint's position, or to their end if the training is finished."""
+        """Set Lightning's loops to the checkpoint's position; end them if the training is finished."""
         fit, run, progress = self._trainer.fit_loop, self._job._run, self._job.progress
         over = self.carried.over or 0 < self._max_steps <= self._job.base_steps
         if over or run.finished_before:
@@ -115,7 +115,7 @@ class Boundaries(Callback):
         run.begin()
 
     def expect(self, total: int) -> None:
-        """Tell Lightning's loops about a step of `total` samples: how many steps follow in the epoch, whether an
+        """Set Lightning's loops for a step of `total` samples: the number of steps left in the epoch, whether an
         evaluation follows, and whether it is the last by `max_steps`."""
         trainer, run, progress = self._trainer, self._job._run, self._job.progress
         loop = trainer.fit_loop.epoch_loop

@@ -1,8 +1,8 @@
 """Steps for frameworks that run the loop themselves: data, beginning and end of each step.
 
 A framework requests data, trains on it, and then logs, evaluates and saves before its next request. So a step ends only
-with the next request: a checkpoint at this moment has the framework's state after the step. The last step of an epoch
-ends with the epoch, after the evaluation.
+with the next request, and a checkpoint at this moment has the framework's state after the step. The last step of an
+epoch ends with the epoch, after the evaluation.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def join(framework: str, per_device: int, accumulation: int, elastic: dict[str, 
 
 
 def meet(backend: str | None) -> Group:
-    """Return the group of ranks for a framework that stores rank and world size. The ranks then stay fixed for the run:
-    in a job of blocks each change begins a term. The first call is collective."""
+    """Return the group of ranks, for a framework that stores rank and world size. These then stay fixed for the run. So
+    in a job of blocks each change of ranks begins a term. The first call is collective."""
     known, entered = os.environ.get("WORLD_SIZE"), enter(backend)
     entered.keep_ranks()
     if os.environ.get("WORLD_SIZE") != known:
@@ -58,15 +58,15 @@ def meet(backend: str | None) -> Group:
 
 
 def check_ranks(job: Job, framework: str, theirs: int, on_cpus: str) -> None:
-    """Raise RuntimeError if the framework's number of ranks (`theirs`) is not the job's."""
+    """Raise RuntimeError if `theirs`, the framework's number of ranks, is not the job's."""
     if theirs != job.world:
         raise RuntimeError(RANKS.format(framework=framework, theirs=theirs, ours=job.world, on_cpus=on_cpus))
 
 
 def pass_over(job: Job, framework: str, what: str, given: str, how: str, known: bool = False) -> None:
     """Log that a framework's own checkpoint is not loaded, because the job has a newer one. Raises ValueError if the
-    job has none, unless it is `known` that this job wrote the framework's checkpoint. `given` is what the script wrote,
-    `how` says in the message how to load weights."""
+    job has none, unless this job is `known` to have written the framework's. The messages contain `given`, the script's
+    words, and `how`, a way to load weights."""
     step = job.progress.step
     if not step and not known:
         raise ValueError(CONTINUE.format(framework=framework, given=given, how=how))
@@ -75,8 +75,8 @@ def pass_over(job: Job, framework: str, what: str, given: str, how: str, known: 
 
 
 def hidden(scheduler: Any) -> Any:
-    """Return an object with the state of a scheduler that steps once an epoch or after evaluations. So `Job.register`
-    does not wrap the scheduler."""
+    """Return an object with a scheduler's state that `Job.register` does not wrap, for a scheduler that steps once an
+    epoch or after evaluations."""
     state = {name: getattr(scheduler, name) for name in ("state_dict", "load_state_dict")}
     return SimpleNamespace(scheduler=scheduler, **state)
 
@@ -93,8 +93,8 @@ class Steps:
         """Last pass of the present step, which has not ended; None between epochs."""
 
     def take(self) -> list[Pass]:
-        """End the previous step; return the passes of the next step. Returns none at the end of the epoch, where
-        `end_epoch` ends the last step."""
+        """End the previous step; return the passes of the next step, or none at the end of the epoch. `end_epoch` ends
+        the epoch's last step."""
         coming = self._fetch()
         if not coming:
             return []
@@ -111,18 +111,18 @@ class Steps:
 
     @property
     def base_steps(self) -> int:
-        """Number of steps of the base batch so far, the present step included. Not collective."""
+        """Number of steps of the base batch so far, including the present step. Not collective."""
         progress, counted = self._run.progress, self._run.loop.schedules.samples if self._pending else 0
         return (progress.samples + progress.padding + counted) // self._run.sizes.spec.base_batch
 
     @property
     def epochs(self) -> float:
-        """Number of epochs so far, with a fraction within an epoch, the present step included. Not collective."""
+        """Number of epochs so far, as a fraction within an epoch, including the present step. Not collective."""
         progress, total = self._run.progress, self._pending.share.total if self._pending else 0
         return progress.epoch + (progress.cursor + total) / max(1, progress.dataset)
 
     def begin_epoch(self, accuracy: float | None = None) -> None:
-        """Begin an epoch. If another epoch is open, end it with this accuracy."""
+        """Begin an epoch. If another epoch has not ended, end it with this accuracy."""
         if self._within:
             self.end_epoch(accuracy)
         self._within = True

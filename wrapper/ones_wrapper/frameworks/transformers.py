@@ -119,8 +119,8 @@ class Trainer(transformers.Trainer):
         self._register(max_steps)
 
     def _taken_over(self) -> TakenOver:
-        """Return dataset and settings of the script's own DataLoader. Raises ValueError if it chooses samples in a way
-        of its own."""
+        """Return dataset and settings of the script's own DataLoader. Raises ValueError if a sampler or class of its
+        own chooses the samples."""
         if isinstance(self.train_dataset, IterableDataset) and not self._loads:  # each rank's loader has a share
             options = {"shuffle": False, "drop_last": self.args.dataloader_drop_last, "collate_fn": self.data_collator}
             return TakenOver(self.train_dataset, self.args.per_device_train_batch_size, options)
@@ -178,8 +178,8 @@ class Trainer(transformers.Trainer):
         return [_Step(passes)], self._get_num_items_in_batch(counted, device)
 
     def _step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
-        """Make all passes of one step. Return this rank's part of the loss. The mean of the ranks' parts is the step's
-        loss, times the number of base steps in this step."""
+        """Make all passes of one step. Return this rank's part of the loss. The mean of all ranks' parts is the step's
+        loss times its number of base steps."""
         total = torch.zeros((), device=self.args.device)
         before = self.job.base_steps
         for part, local in inputs.passes:
@@ -228,7 +228,8 @@ class _Step(dict[str, Any]):
 
 
 class _TrainerBatches:
-    """Object in place of the training DataLoader. `Trainer.get_batch_samples` takes the batches, not this object."""
+    """Object in place of the training DataLoader, which has its length. `Trainer.get_batch_samples` gets the batches
+    from the job."""
 
     def __init__(self, trainer: Trainer) -> None:
         self.dataset = trainer.train_dataset
@@ -256,8 +257,8 @@ class _Carried:
         self._limits = [trainer.args.num_train_epochs, trainer.args.max_steps]
         self._loaded: dict[str, Any] = {}
         self.over = False
-        """True if training has ended. After a load it is True only if the script still has the same limits
-        (`num_train_epochs`, `max_steps`)."""
+        """True if training has ended. It is loaded as True only if the script's limits (`num_train_epochs`,
+        `max_steps`) are the same."""
 
     def state_dict(self) -> dict[str, Any]:
         trainer = self._trainer
@@ -277,7 +278,7 @@ class _Carried:
         self.over = state["over"] in (True, self._limits)  # earlier releases wrote only True
 
     def restore(self) -> None:
-        """Set the Trainer to the loaded state. Called after the Trainer has made its `TrainerState`."""
+        """Set the Trainer to the loaded state, after it has made its `TrainerState`."""
         trainer, loaded = self._trainer, self._loaded
         if not loaded:
             return
