@@ -1,6 +1,6 @@
 """Choice of the device on which a rank trains, and of the backend for the collectives.
 
-Each rank needs a GPU of its own, otherwise the job ends. Ranks train on CPUs only if the user asks for it, or if the
+Each rank needs a GPU of its own, otherwise the job ends. Ranks train on CPUs only if the user requests it, or if the
 node has no GPU.
 """
 
@@ -21,7 +21,7 @@ from ones_wrapper.process.log import log
 from ones_wrapper.protocol.hostlist import expand
 
 OWN_CARD = "ONES_OWN_CARD"
-"""Variable that marks a rank which sees only one device, its own MIG slice."""
+"""Variable that marks a rank with only one visible device, its own MIG slice."""
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
@@ -31,7 +31,7 @@ def choose(
     """Return a rank's device, after making it the current device, and the backend that suits all ranks of this node.
     `local_world` is the number of ranks on this node. `backend` is the script's choice, if any.
 
-    Raises `ConfigurationError` if fewer GPUs are visible than there are ranks, and nothing asks for CPUs.
+    Raises `ConfigurationError` if fewer GPUs are visible than there are ranks, although GPUs are requested or expected.
     """
     count, said = visible()
     if env.get("ONES_DEVICE") == "cpu":
@@ -69,8 +69,8 @@ def visible() -> tuple[int, str]:
 
 
 def gpus_expected(env: Mapping[str, str], cards: Path = CARDS) -> str:
-    """Return the reason why ranks of this node should have GPUs; empty if there is none. If neither torch has CUDA nor
-    the node a GPU, Slurm's number of GPUs is not believed: it belongs to a test."""
+    """Return the reason why ranks of this node should have GPUs; empty if there is none. Slurm's number of GPUs does
+    not count if neither torch has CUDA nor the node a GPU, as in tests."""
     built = torch.version.cuda or torch.version.hip
     there = _count(cards)
     counted = env.get("SLURM_GPUS_ON_NODE") or "0"
@@ -95,8 +95,8 @@ def own_slice(env: MutableMapping[str, str], local_rank: int, local_world: int) 
 
 
 def stay_near(device: torch.device, local_world: int, devices: Path = Path("/sys/bus/pci/devices")) -> None:
-    """Bind this thread, and threads that it starts, to the NUMA node of the rank's GPU. Does nothing if the job has too
-    few CPUs of that NUMA node for an equal share."""
+    """Bind this thread, and threads that it starts, to the NUMA node of the rank's GPU. Does nothing if the job has
+    fewer CPUs there than a rank's equal share."""
     if device.type != "cuda" or not hasattr(os, "sched_setaffinity"):
         return
     with suppress(Exception):  # a container without /sys: the rank is only slower
@@ -109,7 +109,7 @@ def stay_near(device: torch.device, local_world: int, devices: Path = Path("/sys
 
 
 def check_fork(preloads: str, cards: Path = CARDS) -> str:
-    """Return the reason why this forked rank cannot use CUDA; empty if it can, or if this node has no GPU."""
+    """Return the reason why this forked rank cannot use CUDA; empty if it can, or if the node has no GPU."""
     if not torch.cuda._is_in_bad_fork() or not (_count(cards) or torch.version.hip):
         return ""
     text = f"--preload {preloads}: one of these initialises CUDA when it is imported, which no forked rank can use"

@@ -1,4 +1,4 @@
-"""Page-locked host memory, from and to which a GPU copies at the full speed of its bus.
+"""Page-locked host memory. A GPU copies from and to it at the full speed of its bus.
 
 torch's own allocator rounds each page-locked buffer up to a power of two and keeps it. That is fine for `CHUNK` bytes,
 but wastes memory for a whole state.
@@ -26,8 +26,8 @@ def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def fill(row: torch.Tensor, read: Callable[[memoryview], object]) -> None:
-    """Fill a flat tensor of bytes. `read` is called with buffers, and must fill each. For a tensor on a GPU, one chunk
-    is copied while `read` fills the next."""
+    """Fill a flat tensor of bytes by calls of `read`, each with a buffer to fill. For a tensor on a GPU, one chunk is
+    copied while `read` fills the next."""
     if row.device.type == "cpu":
         read(memory_of(row))
         return
@@ -49,7 +49,7 @@ class Arena:
     """Host memory for copies of tensors: exactly as large as the tensors, and page-locked if they are on a GPU."""
 
     def __init__(self, tensors: Sequence[torch.Tensor], device: torch.device) -> None:
-        """`tensors` must be sorted by bytes of an element, largest first, so that each copy is aligned."""
+        """`tensors` must be sorted by element size, largest first, so that each copy is aligned."""
         self._memory = torch.empty(sum(tensor.nbytes for tensor in tensors), dtype=torch.uint8)
         self._cuda: Any = torch.cuda.cudart() if device.type == "cuda" and len(self._memory) else None  # type: ignore[no-untyped-call]
         if self._cuda is not None and int(self._cuda.cudaHostRegister(self._memory.data_ptr(), len(self._memory), 0)):

@@ -1,4 +1,4 @@
-"""GPU memory that training must leave free for NCCL. While ranks change, two communicators exist at once."""
+"""GPU memory that training must leave free for NCCL. While ranks change, two communicators exist."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def reserve_bytes(env: Mapping[str, str]) -> int:
 
 @contextmanager
 def reserved(device: torch.device, world: int) -> Iterator[None]:
-    """Context that occupies NCCL's share of memory while the largest local batch is tried, since NCCL allocates only at
-    the first collective. A single rank needs no share."""
+    """Context that occupies NCCL's share of memory while the largest local batch is tried, because NCCL allocates
+    memory later, at the first collective. A single rank needs no share."""
     size = reserve_bytes(os.environ)
     if device.type == "cpu" or (world == 1 and os.environ.get("ONES_BLOCKS") != "1"):
         size = 0

@@ -1,7 +1,7 @@
 """Waits for a device after a measurement, before ranks change, and in a rescue.
 
-If a peer died, a collective on the device never ends, nor does any wait for its stream. So a rescue queries events, and
-never synchronises.
+If another rank died, a collective on the device never ends, nor does any wait for its stream. So a rescue queries
+events, and never synchronises.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from ones_wrapper.process.log import log
 
 END_S = 10.0
-"""Seconds in which a rank must end after it lost its peers, not counting a rescue checkpoint."""
+"""Seconds within which a rank must end after it lost others, not counting a rescue checkpoint."""
 DONE_S = 2.0
 """Seconds that a rescue waits for the device to finish the newest step."""
 _POLL_S = 0.01
@@ -47,7 +47,7 @@ class Marks:
         self._last: Any = None
 
     def step(self) -> None:
-        """Record the event, after the script has enqueued a step."""
+        """Record the event after the script has queued a step."""
         self._last = self._mark(self._device)
 
     def done(self, within_s: float = DONE_S) -> bool:
@@ -80,7 +80,7 @@ def shared(device: torch.device) -> Callable[[], None]:
 
 
 class EndTimer:
-    """Timer that ends this process with an exit code, even if all its threads hang."""
+    """Timer that ends this process with an exit code, even if all other threads hang."""
 
     def __init__(self, seconds: float, code: int, end: Callable[[int], Any] = os._exit) -> None:
         self._code, self._end = code, end
@@ -99,6 +99,6 @@ class EndTimer:
 
 
 def cleans_up() -> bool:
-    """Return True if torch aborts the communicators of lost peers (TORCH_NCCL_ASYNC_ERROR_HANDLING is 1 or 2). Aborted
+    """Return True if torch aborts the communicators of lost ranks (TORCH_NCCL_ASYNC_ERROR_HANDLING is 1 or 2). Aborted
     collectives then return with incomplete sums, so that no value on the device can be trusted."""
     return os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING") in ("1", "2")

@@ -10,7 +10,7 @@ from contextlib import suppress
 import torch
 
 EVERY_S = 1.0
-"""Fewest seconds between two readings. NVML averages a reading over up to the last second."""
+"""Shortest time between two readings in seconds. A reading of NVML is a mean over up to the last second."""
 
 
 class _Rates(ctypes.Structure):

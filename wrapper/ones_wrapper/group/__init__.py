@@ -27,7 +27,8 @@ TOGETHER = 64 << 20
 
 
 class RankError(Exception):
-    """Error on all ranks, because a function failed on at least one; the message names these ranks and the reasons."""
+    """Error on all ranks, because a function failed on at least one rank. The message names the failed ranks and the
+    reasons."""
 
 
 @dataclass(eq=False)
@@ -47,8 +48,8 @@ class Group:
     device: torch.device
 
     def duplicate(self) -> Group | None:
-        """Return another group of the same ranks, for collectives of a background thread; the caller must close it. On
-        all ranks None if a second thread cannot send messages."""
+        """Return another group of the same ranks, for collectives of a background thread; the caller must close it.
+        None, on all ranks, if a second thread cannot send messages."""
         return self
 
     def maximum(self, values: Sequence[int]) -> list[int]:
@@ -71,8 +72,8 @@ class Group:
     def close(self, code: int = 0) -> None:
         """Leave the process group.
 
-        `code` is the exit code with which this rank ends. If it is not 0, the call is not collective, since other ranks
-        may be waiting for this rank. It then ends their wait if the transport does not do so.
+        `code` is the exit code with which this rank ends. If it is not 0, the call is not collective. Other ranks may
+        then wait for this rank; if the transport does not end their wait, the call does.
         """
 
     def say(self, *texts: str) -> None:
@@ -117,8 +118,8 @@ class TorchGroup(Group):
     """The ranks of a torch.distributed process group."""
 
     control: Any
-    """A gloo group for small messages on the CPU, so that they never wait for a GPU. A raw one was built directly, so
-    torch.distributed does not know it."""
+    """Gloo group for small messages on the CPU, so that they never wait for a GPU. It is raw if it was built directly,
+    unknown to torch.distributed."""
     main: bool = True
     """True if `close` ends torch.distributed, False if it ends only `control`."""
     again: Callable[[], Any] | None = None

@@ -1,5 +1,4 @@
-"""Packing of tensors into vectors, to send many in one message. Of a sharded tensor only this rank's shard is
-packed."""
+"""Packing of tensors into vectors, to send many in one message. A sharded tensor is packed as this rank's shard."""
 
 from __future__ import annotations
 
@@ -18,8 +17,8 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def together(tensors: Iterable[T], size: int) -> Iterator[list[T]]:
-    """Yield lists of tensors to pack together: of the same type and device, and at most `size` bytes or a single
-    tensor."""
+    """Yield lists of tensors to pack together, each of one type and device. A list has at most `size` bytes, unless it
+    is a single tensor."""
     by_kind: dict[tuple[torch.dtype, torch.device], list[T]] = {}
     for tensor in tensors:
         some = by_kind.setdefault((tensor.dtype, tensor.device), [])

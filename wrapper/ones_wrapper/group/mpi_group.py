@@ -25,7 +25,7 @@ SPIN_S = 0.002
 """Seconds for which a waiting rank polls without pause. After that it sleeps between polls, to free its core."""
 SLEEP_S = 0.001
 EXIT_WAIT_S = 5.0
-"""Seconds for which a failed rank waits until the other ranks end too. After that it aborts them."""
+"""Seconds for which a failed rank waits for other ranks to end. After that it aborts them."""
 
 SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
 """Variables in which launchers write the number of ranks that they started, the most reliable first."""
@@ -99,7 +99,7 @@ class MpiGroup(Group):
 
 
 def wait(request: MPI.Request) -> None:
-    """Wait for a request, and sleep between polls: Python's signal handlers run meanwhile, and the core is free."""
+    """Wait for a request, and sleep between polls, so that Python's signal handlers run and the core is free."""
     spin_until = time.perf_counter() + SPIN_S
     while not request.Test():
         if time.perf_counter() > spin_until:
@@ -128,8 +128,8 @@ def join_mpi(env: Mapping[str, str] = os.environ) -> MpiGroup:
 
 
 def check_world(world: int, env: Mapping[str, str]) -> None:
-    """Raise `MpiError` if MPI found another number of ranks than was started. The number that `ones-run` asked for must
-    match exactly. The launchers' own variables are compared only if MPI found one rank, since some count nodes."""
+    """Raise `MpiError` if MPI found another number of ranks than was started. The number that `ones-run` requested must
+    match exactly. The launchers' own variables are compared only if MPI found a single rank, since some count nodes."""
     launched = next(((name, int(env[name])) for name in SIZES if env.get(name, "").isdigit()), None)
     asked = None
     if env.get("ONES_NODES") and env.get("ONES_GPUS_PER_NODE"):
