@@ -37,7 +37,7 @@ from ones_wrapper.strategy import Strategy
 _run: Run | None = None
 """The run of this process."""
 _entered: Entered | None = None
-"""Group of ranks that was built before `init`; None otherwise."""
+"""Group of ranks, if it was built before `init`; else None."""
 
 TWICE = (
     "init: a job is one training, and init was called before: a second training, for example another fold, would "
@@ -155,8 +155,8 @@ def before_script() -> None:
 
 
 def enter(backend: str | None = None) -> Entered:
-    """Return the group of ranks for `init`. It may have been built before, by a framework's integration or before the
-    script; else it is built now. Collective if it is built now. Ends the process if its block has nothing to do."""
+    """Return the group of ranks for `init`, which a framework's integration or `ones-run` may have built before. If
+    not, build it, which is collective. Ends the process if its block has nothing to do."""
     global _entered
     if _run is not None and not _run.ended:
         return Entered(_run.group)

@@ -166,7 +166,7 @@ class Job:
         return self.ddp(model) if trained else model.to(self.device)
 
     def _prepare_carried(self, given: Given) -> dict[int, Any]:
-        """Return the elastic form of optimizers, schedulers and others, by the id of the given object."""
+        """Return the elastic form of optimizers, schedulers and others, by the id of each given object."""
         for one in given.optimizers:
             if one.state and self.device.type != "cpu":  # made before the model moved, as Adagrad's is
                 one.load_state_dict(one.state_dict())
@@ -302,7 +302,7 @@ class Job:
         return carried[0] if len(carried) == 1 else tuple(carried)
 
     def _carry(self, model: Any, optimizer: Any, others: Mapping[str, Any]) -> list[Any]:
-        """Load the newest good checkpoint; return the optimizer and the others in the form to train with."""
+        """Load the newest good checkpoint; return the optimizer and other objects in the form to train with."""
         run = self._run
         if run.keeping.state is not None:
             raise RuntimeError(

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 
 class Strategy(ABC):
-    """A way to train other than plain data parallel. A replica is consecutive ranks that share a local batch; all
-    replicas have equally many ranks.
+    """A way to train other than plain data parallel. A replica is a group of consecutive ranks that share a local
+    batch; all replicas have equally many ranks.
 
     All ranks of a replica get the same samples from `job.loader` and `job.evaluate`. `job.ddp` sums gradients over all
     ranks, each multiplied by its replica's share of the step's samples. So the losses of a replica's ranks must be
@@ -36,8 +36,8 @@ class Strategy(ABC):
     """Short name of the strategy in reasons and logs."""
 
     hot = False
-    """True if the job's ranks may change during training. `bind` is then called again, with the new ranks. That call of
-    `bind` must not wait for other ranks, since a rank may have been lost."""
+    """True if the job's ranks may change during training. `bind` is then called again with the new ranks, and must not
+    wait for other ranks, since a rank may have been lost."""
 
     losses_add_up = False
     """True if the losses of a replica's ranks are parts whose sum is the replica's loss; False if each rank has the
@@ -56,10 +56,10 @@ class Strategy(ABC):
 
     @abstractmethod
     def limits(self, spec: Spec, most_gpus: int, ranks_per_node: int) -> StrategyLimits:
-        """Return the world sizes that the strategy can use, up to `most_gpus`, on nodes of `ranks_per_node` ranks. The
-        result must be equal on all ranks.
+        """Return the limits at each world size that the strategy can use, up to `most_gpus`, on nodes of
+        `ranks_per_node` ranks. The result must be equal on all ranks.
 
-        Called by `init`, and again when training begins, after `wrapped` has given the models.
+        Called by `init`, and again when training begins, after `wrapped` was called with the models.
         `StrategyLimits.memory_bytes` may be left 0: `init` then sets it to the device's memory. Raises ValueError, with
         sizes that would fit, if no size can be used.
         """
@@ -70,7 +70,8 @@ class Strategy(ABC):
         return world
 
     def refuse(self, world: int, fitting: list[int]) -> ValueError:
-        """Return the error to raise for an unusable world size. `fitting` are some usable sizes, ascending."""
+        """Return the error for a world size that the strategy cannot use. `fitting` are some usable sizes,
+        ascending."""
         return ValueError(refusal(self.name, world, fitting))
 
     def bind(self, group: Group) -> None:  # noqa: B027, since many need no process groups

@@ -94,8 +94,8 @@ def _this(name: str) -> Rank:
 def elastic(
     ranks: int = 1, *, timeout_s: float = 60.0, most_starts: int = 32, env: Mapping[str, str] | None = None
 ) -> Callable[[Callable[..., int | None]], Callable[..., None]]:
-    """Decorate a test, so that `run` runs its body: first in `ranks` processes, then in the number that the body
-    returned, until it returns None. The further arguments are those of `run`."""
+    """Decorate a test, so that `run` runs its body. The body runs first in `ranks` processes, then in the number that
+    it returned, until it returns None. The further arguments are those of `run`."""
 
     def decorate(function: Callable[..., int | None]) -> Callable[..., None]:
         @functools.wraps(function)
@@ -161,7 +161,7 @@ _LAUNCHER_PREFIXES = ("ONES_", "SLURM_", "PMI_", "PMIX_", "OMPI_")
 
 
 class RankFailed(AssertionError):
-    """Error of a rank that raised, vanished or hung. The message says which rank, in which start, and where in the
+    """Error of a rank that raised, vanished or hung. The message names the rank, the start, and the place in the
     code."""
 
 
@@ -267,7 +267,7 @@ class Start:
         listener.close()
 
     def _set_up(self, rank: int, env: Mapping[str, str]) -> None:
-        """Set the environment of a rank's process to that after a start by the node launcher."""
+        """Set the environment of a rank's process as the node launcher would."""
         for name in [name for name in os.environ if name.startswith(_LAUNCHER_PREFIXES)]:
             del os.environ[name]
         place = {
@@ -353,7 +353,7 @@ class Start:
         return self._directory / f"stack-{rank}"
 
     def _ask_stack(self, rank: int, after_s: float) -> None:
-        """Signal a rank to write its stack. A rank that has not begun is left out, since the signal would end it."""
+        """Signal a rank to write its stack. A rank that has not begun gets no signal, which would end it."""
         stack = self._stack(rank)
         begun = stack.exists() and "begun, " in stack.read_text()
         with stack.open("a") as file:

@@ -199,9 +199,9 @@ def copy_steps(env: Mapping[str, str]) -> int:
 
 
 def neighbour(launchers: Sequence[tuple[int, str]], rank: int) -> str:
-    """Return the folder for the second copy of a rank's file: of the next block on another node, else of the next
-    block, which another launcher keeps. `launchers` has each rank's block and folder. Raises ValueError if there is
-    one block."""
+    """Return the folder that gets the second copy of this rank's file. It is that of the next block on another node, or
+    else of the next block. `launchers` has each rank's block and folder. Raises ValueError if there is only one
+    block."""
     block, text = launchers[rank]
     others = [one for one in (*launchers[rank:], *launchers[:rank]) if one[0] != block]
     if not others:
