@@ -1,4 +1,5 @@
-"""Contract of all Slurm clients, the reshape of a pending job, and a guard that lets only the leader change jobs."""
+"""Contract of all Slurm clients, the reshape of a pending job, and a guard that lets only the leading companion change
+jobs."""
 
 from __future__ import annotations
 
@@ -16,12 +17,12 @@ log = logging.getLogger(__name__)
 
 
 SHOWS_SWITCHES = (23, 2)
-"""First release whose `SlurmClient.details` shows the number of leaf switches that a job asks for."""
+"""First release whose `SlurmClient.details` shows how many leaf switches a job asks for."""
 GIVES_TYPES = (26, 5)
-"""First release that runs a job after a change of its GPU type. 22.05 accepts it, and never starts the job."""
+"""First release that runs a job after a change of its GPU type. 22.05 accepts the change, but never starts the job."""
 SWITCH_WAIT_S = 60.0
-"""Time, in seconds, for which Slurm waits for few leaf switches. Slurm counts whole minutes, and reads 0 as the longest
-wait that the site allows."""
+"""Seconds for which Slurm waits for few leaf switches; whole minutes, and not 0, which means the site's longest
+wait."""
 READS = frozenset({"name", "version", "config", "snapshot", "job", "tasks", "details", "quotas", "gpu_use"})
 """Members of `SlurmClient` that change nothing; all others need leadership (`leader_only`)."""
 
@@ -29,7 +30,7 @@ READS = frozenset({"name", "version", "config", "snapshot", "job", "tasks", "det
 class SlurmError(Exception):
     """Failure of a request to Slurm; the message names the request and Slurm's answer.
 
-    Only the subclasses are raised. Neither of `Refused` and `Unreachable` is a subclass of the other.
+    Only subclasses are raised.
     """
 
 
@@ -80,8 +81,8 @@ class SlurmClient(Protocol):
         """Read all jobs, nodes, partitions and reservations in a constant number of calls."""
 
     def job(self, job_id: JobKey) -> SlurmJob:
-        """Read one job or array task. If Slurm has one record for several waiting tasks, the result is for the named
-        task."""
+        """Read one job or array task. For a task that shares a record with other waiting tasks, the result is for this
+        task only."""
 
     def tasks(self, array_id: int) -> tuple[SlurmJob, ...]:
         """Read the tasks of a job array that Slurm still knows, one record for each task, ascending.
@@ -103,11 +104,11 @@ class SlurmClient(Protocol):
         """
 
     def gpu_use(self, job_ids: Collection[int]) -> dict[int, GpuUse]:
-        """Return the GPU use of running jobs. Jobs without a measurement by Slurm (AutoDetect=nvml, JobAcctGatherType)
-        are left out.
+        """Return the GPU use of running jobs, without jobs that Slurm does not measure (AutoDetect=nvml,
+        JobAcctGatherType).
 
-        Consistency: a call starts a measurement and does not wait for it. It returns the result of the measurement that
-        the previous call started, for the jobs of that call.
+        Consistency: a call starts a measurement without waiting for it. It returns the result of the previous call's
+        measurement, for the jobs of that call.
         """
 
     def submit(self, script: Path, arguments: Sequence[str] = (), *, directory: Path | None = None) -> int:
@@ -152,16 +153,16 @@ class SlurmClient(Protocol):
         """
 
     def few_switches(self, job_id: JobKey, most: int) -> None:
-        """Ask Slurm to place a pending job on nodes of at most `most` leaf switches, if possible; 0 removes this
+        """Ask Slurm to place a pending job below at most `most` leaf switches, if possible; 0 removes this
         preference.
 
-        Consistency: Slurm drops the preference after the job has waited `SWITCH_WAIT_S` for such nodes. Without a
-        topology the preference has no effect. `details` shows it in the job's `switches`.
+        Consistency: Slurm drops the preference after the job has waited `SWITCH_WAIT_S`. Without a topology it has no
+        effect. `details` shows it in the job's `switches`.
         """
 
     def signal(self, job_id: JobKey, signal: str, *, batch: bool = False) -> None:
-        """Send a signal, such as USR1, to the job's steps; with `batch` also to its batch script. The id of an array
-        stands for all its running tasks.
+        """Send a signal, such as USR1, to the job's steps; with `batch` also to its batch script. An array's id means
+        all its running tasks.
 
         Raises: `Refused` for a task that waits, and for an array without a running task.
         """
@@ -211,23 +212,21 @@ class _LeaderOnly:
 def leader_only(client: SlurmClient, check: Callable[[], None]) -> SlurmClient:
     """Return the client with its changes guarded: if `check` raises `NotLeader`, nothing is sent to Slurm.
 
-    Slurm itself does not know which companion leads, so a gap remains. A companion may be stopped (SIGSTOP, a frozen
-    virtual machine) between the answer of `check` and its command to Slurm. Once it continues it sends this command,
-    even if another companion leads by then. The gap is as long as the start of one command, milliseconds. A reshape or
-    a release sends up to four commands in a row. The next call checks again, and so does each write to the database.
+    Slurm does not know which companion leads, so a gap remains. A companion may be stopped (SIGSTOP, a frozen virtual
+    machine) between `check` and its command to Slurm. Once it continues it sends this command, even if another
+    companion leads by then. The next call checks again, and so does each write to the database.
 
-    Such a late call is mostly harmless, since the new leader reads the job from Slurm before each action. A job that is
-    released or deferred twice starts at an unintended time. A waiting job gets a shape that is within its limits (Slurm
-    refuses to reshape a running job). A job ignores orders older than its newest. Two late calls do harm. A requeue of
-    a job that has restarted meanwhile loses the work since its last checkpoint, and leaves the job in a user hold. A
-    hold of a running job takes effect at its next requeue. The job's owner or an operator can release the job in both
-    cases. So leadership is checked after each call as well; if it was lost, the log names the call.
+    Such a late command is mostly harmless, since the new leader reads the job from Slurm before each action. Two
+    commands do harm. A requeue of a job that has restarted meanwhile loses the work since its last checkpoint, and
+    leaves the job in a user hold. A hold of a running job takes effect at its next requeue. In both cases the job's
+    owner or an operator can release the job. So leadership is checked after each call as well; if it was lost, the log
+    names the call.
     """
     return cast(SlurmClient, _LeaderOnly(client, check))
 
 
 def _fault(job: SlurmJob, shape: Shape, kind: str, queue: Queue, before: SlurmJob) -> str:
-    """Describe how the job that was read back differs from the request; "" if it does not differ."""
+    """Describe how the job that Slurm shows differs from the request; "" if it does not."""
     if any(queue.other_than(job)):
         partition, qos, account, limit_s, licenses = Queue.of(job)
         where = f"partition {partition}, QOS {qos or '-'}, account {account or '-'}"

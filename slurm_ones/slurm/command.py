@@ -101,7 +101,7 @@ _ANSWERS: tuple[tuple[type[SlurmError], re.Pattern[str]], ...] = (
 _CPUS_PER_GPU = re.compile(r"\bCpusPerTres=gres:gpu(?::[^:\s]+)?:(\d+)")
 _SENT = "Job is in transitional state, retrying"
 MOST_NAMED = 10_000
-"""Largest number of job ids in one command, since the kernel takes 128 KiB for an argument."""
+"""Largest number of job ids in one command; the kernel allows 128 KiB for an argument."""
 
 
 def error_of(what: str, answer: str) -> SlurmError:
@@ -119,7 +119,7 @@ def not_started(command: str, error: OSError) -> SlurmError:
 
 
 def apart(jobs: Iterable[SlurmJob], array_id: int) -> list[SlurmJob]:
-    """Return one job for each task in an array's records; Slurm lists waiting tasks together in one record."""
+    """Return one job for each task in an array's records, in which Slurm lists waiting tasks together."""
     found = (job for job in jobs if job.array_id == array_id)
     return [replace(job, array_tasks=(task,)) for job in found for task in job.array_tasks]
 
@@ -170,8 +170,8 @@ class CommandClient:
         enough: str = "",
         said: bool = False,
     ) -> str:
-        """Run a command and return its standard output, or with `said` its standard error. A command that fails raises
-        the `SlurmError` for its message. Output that begins with `enough` counts as success at any exit code."""
+        """Run a command and return its standard output, or with `said` its standard error. A failed command raises the
+        `SlurmError` for its message. Output that begins with `enough` counts as success at any exit code."""
         self._keepalive()
         try:
             done = subprocess.run(
@@ -389,9 +389,8 @@ class CommandClient:
             self._signal_once([*command, str(key)])
 
     def _signal_once(self, argv: Sequence[str]) -> None:
-        """Send a signal once. If other tasks of the array wait, Slurm sends the signal, but answers that the job cannot
-        be altered now. scancel then repeats the signal for minutes. With `--verbose` it announces the repetition, and
-        is killed at that line."""
+        """Send a signal once. If other tasks of the array wait, Slurm sends the signal but answers with an error, and
+        scancel repeats it for minutes. So scancel is killed as soon as it announces a repetition."""
         self._keepalive()
         printed: list[str] = []
         null = subprocess.DEVNULL
@@ -457,7 +456,7 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
 def parse_gpu_use(text: str) -> dict[int, GpuUse]:
-    """Parse GPU use by job from `sstat -nPa --format=JobID,TRESUsageInTot`; steps without a GPU use are skipped."""
+    """Parse GPU use by job from `sstat -nPa --format=JobID,TRESUsageInTot`; steps that show none are skipped."""
     found: dict[int, GpuUse] = {}
     for line in text.splitlines():
         step = _STEP.fullmatch(line)
@@ -474,7 +473,7 @@ def parse_gpu_use(text: str) -> dict[int, GpuUse]:
 class Sstat:
     """GPU use of running jobs from `sstat`: one call starts the query, the next reads its result.
 
-    `sstat` reportedly answers only root, SlurmUser and the jobs' owner (not tested here); others get nothing.
+    Callers other than root, SlurmUser and the jobs' owner reportedly get nothing (not tested here).
     """
 
     def __init__(self, env: Mapping[str, str]) -> None:

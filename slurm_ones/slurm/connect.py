@@ -25,7 +25,8 @@ def why_not_pyslurm() -> str:
 
 
 def connect(settings: Settings, keepalive: Callable[[], None] = lambda: None) -> SlurmClient:
-    """Return the settings' client, which calls `keepalive` before commands. Raises `SlurmMissing`, `ConfigError`."""
+    """Return the client that the settings name; it calls `keepalive` before each command. Raises `SlurmMissing`,
+    `ConfigError`."""
     check_client(settings)
     if ":" in settings.client:
         try:

@@ -12,28 +12,28 @@ _GPU = r"(?:gres[/:])?gpu(?![0-9A-Za-z_-])"
 _GPUS = re.compile(
     rf"(?:^|,){_GPU}(?::(?:\(null\)|(?=[0-9]*[^0-9:=,()])([^:=,()]+)))?(?:[:=]([0-9]{{1,9}})(?![0-9A-Za-z_])|(?=$|[,(]))"
 )
-"""Pattern of a GPU type and count. A type has at least one character that is not a digit; (null) means no type. A
-missing count means one GPU, as in --gres=gpu."""
+"""Pattern of a GPU type and count, as in gpu:a100:2. A type is not a number; (null) means none. Without a count, it is
+one GPU."""
 _OTHER = re.compile(rf"(?:^|,)(?!{_GPU})(?:gres[/:])?([^,]+)")
 _ALL_GPUS = re.compile(r"(?:^|,)gres/gpu=([0-9]{1,9})(?![0-9])")
 _MEMORY = re.compile(r"(?:^|,)mem=([0-9]{1,9}(?:\.[0-9]{1,9})?)([KMGTP]?)(?![0-9A-Za-z])")
 _MB = {"K": 1 / 1024, "": 1.0, "M": 1.0, "G": 1024.0, "T": 1024.0**2, "P": 1024.0**3}
 _LICENCE = re.compile(r"([^:|;,*]+)(?:[:*]([0-9]{1,9}))?")
 ANY_OF = ("|", 0)
-"""Mark at the end of a job's licences if one of them suffices (`a|b`). Without this mark the job needs all of them."""
+"""Mark at the end of a job's licences if one of them suffices (`a|b`), and not all are needed."""
 _TASKS = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?")
 _ID = re.compile(r"\s*[0-9]{1,15}")
 DIGITS = re.compile(r"[0-9]{1,15}")
 MOST = 2**53
-"""Largest number accepted in a field; a field with a larger number counts as missing."""
+"""Largest number accepted in a field; a larger one counts as missing."""
 LONGEST = 8_192
-"""Largest number of characters kept of a text that users write."""
+"""Number of characters to which users' texts are cut."""
 MOST_TASKS = 10_000
-"""Number of task numbers kept for each array, lowest first: a site may allow arrays of millions of tasks."""
+"""Number of task numbers kept for each array, lowest first."""
 
 
 def text_of(value: Any) -> str:
-    """Return text of bounded length, with ? for NUL and invalid characters. Terminal escapes remain in it."""
+    """Return text of bounded length, with ? for NUL and invalid characters, but with terminal escapes."""
     return _characters(str(value)[:LONGEST]) if value else ""
 
 
@@ -89,7 +89,8 @@ def seconds(text: str) -> float:
 
 
 def tasks_of(text: Any) -> tuple[int, ...]:
-    """Parse task numbers such as 3, 1-7%1 or 0-12:4; ascending, at most `MOST_TASKS`, without invalid parts."""
+    """Return the task numbers in a text such as 3, 1-7%1 or 0-12:4; ascending, at most `MOST_TASKS`, without invalid
+    parts."""
     found: set[int] = set()
     for piece in text.partition("%")[0].strip("[]").split(",") if isinstance(text, str) else ():
         if (match := _TASKS.fullmatch(piece)) is not None:
@@ -101,7 +102,7 @@ def tasks_of(text: Any) -> tuple[int, ...]:
 
 
 class Notation(NamedTuple):
-    """Three readers of one type of value, one for each source. `json` gets None for a value that is not shown."""
+    """Readers of one type of value from each source. `json` gets None for a value that is not shown."""
 
     text: Callable[[str], Any]
     json: Callable[[Any], Any]
@@ -121,7 +122,7 @@ class Field(NamedTuple):
     since: tuple[int, int] = (0, 0)
     """First release whose squeue has the column; older releases fail on a request for it."""
     before: tuple[int, int] = (99, 0)
-    """First release in which the column means something else."""
+    """First release in which the column has another meaning."""
 
 
 def fields_of(record: type) -> dict[str, Field]:
@@ -186,13 +187,13 @@ def _allocated(tres: str) -> int:
 
 
 def _exact(submit_line: Any) -> bool:
-    """Tell whether the command line sets a task count. PySlurm does not show that the count is exact."""
+    """Tell whether the command line sets a task count."""
     options = str(submit_line or "").split()
     return any(option.startswith(("--ntasks", "-n")) for option in options[:-1])
 
 
 def _exclusive(submit_line: Any) -> bool:
-    """Tell whether the command line asks for whole nodes. An `#SBATCH --exclusive` inside the script stays unseen."""
+    """Tell whether the command line asks for whole nodes. `#SBATCH --exclusive` inside the script is not seen."""
     return any(word.startswith("--exclusive") for word in str(submit_line or "").split())
 
 
@@ -205,7 +206,7 @@ TIME = Notation(lambda text: float(_count(text)), lambda value: float(number(val
 """Unix time in seconds, 0 for none."""
 TIME_LIMIT = Notation(seconds, lambda value: 60.0 * number(value), lambda value: 60.0 * _whole(value))
 FLAG = Notation("0".__ne__, lambda value: value is True or number(value) != 0, bool)
-"""Flag; a number above 1 also means set (such as a batch job's number of failed launches)."""
+"""Flag; a number above 1 counts as set too."""
 SET_FLAG = Notation("0".__ne__, lambda value: value is None or bool(value), bool)
 """Flag that counts as set if the source does not show it."""
 NAMES = Notation(_names, _names, _names)

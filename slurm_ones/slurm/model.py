@@ -124,18 +124,18 @@ class SlurmJob:
     batch: Annotated[bool, Field(SET_FLAG, "BatchFlag", "batch_flag", "is_batch_job")] = True
     """True if the job has a batch script; an interactive job has none and cannot be requeued."""
     exit_code: int = 0
-    """Exit code as a shell reports it: 128 + the number of the signal that ended the job."""
+    """Exit code as a shell reports it: 128 + N after signal N."""
     eligible_time: Annotated[float, Field(TIME, "EligibleTime", "eligible_time", "eligible_time")] = 0.0
     """Earliest start (Unix time) by `--begin`, the delay after a requeue or `SlurmClient.defer`; 0 for none."""
     requeue_held: bool = False
-    """True from a requeue into a hold until the job's release. A snapshot may not show that an operator holds the job
-    too; `SlurmClient.job` shows it."""
+    """True from a requeue into a hold until the job's release. Only `SlurmClient.job` shows for certain that an
+    operator holds the job too."""
     array_id: Annotated[int, Field(COUNT, "ArrayJobID", "array_job_id", "array_id")] = 0
     """Job id of the job's array; 0 for none."""
     array_tasks: Annotated[
         tuple[int, ...], Field(TASKS, "ArrayTaskID", "array_task_string", "array_tasks_waiting")
     ] = ()
-    """Task numbers of the record: one for a task of its own, several for identical tasks that wait."""
+    """Task numbers of the record: one, or several if identical tasks wait."""
     throttle: Annotated[int, Field(COUNT, "", "array_max_tasks", "array_tasks_parallel")] = 0
     """Largest number of the array's tasks that may run at once; 0 for no limit, and if Slurm does not show it."""
     kind: str = ""
@@ -147,7 +147,7 @@ class SlurmJob:
     cpus: Annotated[int, Field(COUNT, "NumCPUs", "cpus", "cpus")] = 0
     """Total CPUs that the job has, or asks for."""
     licenses: Annotated[tuple[tuple[str, int], ...], Field(LICENCES, "Licenses", "licenses", "licenses")] = ()
-    """Licences that the job has or asks for: (name, count). The last is `ANY_OF` if one licence suffices."""
+    """Licences that the job has or asks for: (name, count). The last is `ANY_OF` if one of them suffices."""
     requested_nodes: Annotated[tuple[str, ...], Field(HOSTS, "ReqNodes", "required_nodes", "required_nodes")] = ()
     """Nodes that the job requires (`--nodelist`)."""
     features: Annotated[str, Field(TEXT, "Feature", "features", "constraints")] = ""
@@ -162,7 +162,7 @@ class SlurmJob:
     memory_mb: int = field(default=0, compare=False)
     """Memory per node that the job has or asks for, in MB; 0 if unknown. PySlurm shows only the request."""
     exclusive: bool = field(default=False, compare=False)
-    """True if the job asks for whole nodes. On 26.05, JSON and PySlurm miss an `#SBATCH --exclusive` in scripts."""
+    """True if the job asks for whole nodes. On 26.05, JSON and PySlurm do not show an `#SBATCH --exclusive`."""
     excluded_nodes: Annotated[
         tuple[str, ...], Field(HOSTS, "ExcNodes", "excluded_nodes", "excluded_nodes", since=(26, 5))
     ] = field(default=(), compare=False)
@@ -193,8 +193,7 @@ class SlurmJob:
 
     @property
     def gpus_each(self) -> int:
-        """GPUs on each of the job's nodes. For a total GPU count, it is the total divided by the number of nodes,
-        rounded up."""
+        """GPUs on each of the job's nodes; of a total GPU count, the mean rounded up."""
         return self.gpus_per_node or -(-self.gpus_total // max(self.nodes, 1))
 
     @property
@@ -216,7 +215,7 @@ class SlurmJob:
         return {}
 
     def shares_partition(self, other: SlurmJob) -> bool:
-        """Tell whether a partition is named by both jobs."""
+        """Tell whether both jobs name a common partition."""
         return not {*self.partitions}.isdisjoint(other.partitions)
 
     @property
@@ -243,7 +242,8 @@ class SlurmJob:
 
     @property
     def never_starts(self) -> bool:
-        """True if Slurm accepted a shape that it can never start: beyond a limit of the partition or per job."""
+        """True if Slurm accepted the job's shape but never starts it: it exceeds a limit of the partition or
+        per job."""
         return self.reason in ("BadConstraints", "PartitionNodeLimit") or "PerJob" in self.reason
 
     @property
@@ -277,7 +277,7 @@ class Queue(NamedTuple):
         return cls(",".join(job.partitions), job.qos, job.account, job.time_limit_s or math.inf, licenses)
 
     def other_than(self, job: SlurmJob) -> Queue:
-        """Return the update from the job's queue to this one: equal fields are empty. A change of partition, QOS or
+        """Return the update that moves the job to this queue, with equal fields empty. A change of partition, QOS or
         account includes the time limit, because Slurm resets it."""
         limit_s = self.time_limit_s
         wanted = self if math.isinf(limit_s) else self._replace(time_limit_s=limit_s // 60 * 60.0)
@@ -312,7 +312,8 @@ class Node:
     features: frozenset[str] = frozenset()
 
     def takes(self, job: SlurmJob) -> bool:
-        """Tell whether the job's `--exclude` and `--constraint` allow this node. A count (`a*2`) allows every node."""
+        """Tell whether the job's `--exclude` and `--constraint` allow this node. A constraint with a count (`a*2`)
+        allows every node."""
         if self.name in job.excluded_nodes:
             return False
         ways = (_FEATURE.findall(way) for way in job.features.split("|"))
@@ -340,7 +341,7 @@ class Partition:
     """PreemptMode of the partition, as Slurm shows it: CANCEL, REQUEUE, SUSPEND, …"""
     grace_s: float = 0.0
     closed: bool = False
-    """True if no job starts in the partition (DOWN, INACTIVE). A draining one still starts the jobs in its queue."""
+    """True if no job starts in the partition (DOWN, INACTIVE); False if it drains, since queued jobs still start."""
 
     @cached_property
     def node_set(self) -> frozenset[str]:
@@ -357,7 +358,7 @@ class GpuUse(NamedTuple):
 
 
 class Quota(NamedTuple):
-    """Limit on the amount of one resource that the jobs of an association or a QOS hold at once."""
+    """Limit on the amount of one resource that jobs of an association or a QOS may hold at once."""
 
     resource: str
     """Name in Slurm: gres/gpu, cpu, mem (MB), node, license/NAME."""
@@ -398,8 +399,8 @@ class Quotas:
         return found - {""}
 
     def association(self, account: str, user: str, partition: str) -> str:
-        """Return the partition if the user has an association for it that sets quotas, else "". The quotas of this
-        association replace those of his association without a partition."""
+        """Return the partition if the user has an association for it that sets quotas, else "". These quotas replace
+        those of his association without a partition."""
         return partition if (account, user, partition) in self._of_partitions else ""
 
     @cached_property
@@ -407,9 +408,9 @@ class Quotas:
         return frozenset((one.account, one.user, one.partition) for one in self.all if one.partition)
 
     def of(self, job: SlurmJob, partition_qos: str = "") -> tuple[Quota, ...]:
-        """Return the quotas that bind the job: those of its QOS, user and account, and of all parent accounts. A quota
-        of a QOS replaces an association's quota on the same resource. If the job's QOS and the partition's QOS both
-        limit a resource, both quotas are returned, although Slurm applies only one."""
+        """Return the quotas that bind the job: of its QOS, user and account, and of all parent accounts. A QOS's quota
+        replaces an association's on the same resource. If the QOS of both the job and the partition limit a resource,
+        both quotas are returned, although Slurm applies only one."""
         key = job.qos, job.account, job.user, partition_qos, self.association(job.account, job.user, job.partition)
         if key not in self._bound:
             self._bound[key] = self._binding(*key)
@@ -417,7 +418,7 @@ class Quotas:
 
     @cached_property
     def _bound(self) -> dict[tuple[str, str, str, str, str], tuple[Quota, ...]]:
-        """Cache of `of` by QOS, account, user, and the partition's QOS and association: a few hundred keys."""
+        """Cache of `of`, by QOS, account, user, and the partition's QOS and association."""
         return {}
 
     def _binding(self, job_qos: str, account: str, user: str, partition_qos: str, partition: str) -> tuple[Quota, ...]:
@@ -451,7 +452,7 @@ class Reservation:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Cluster at one moment. The number of calls that read it does not grow with the queue."""
+    """Cluster at one moment."""
 
     time: float
     jobs: Mapping[int, SlurmJob]
@@ -462,8 +463,8 @@ class Snapshot:
     """Number of free licences, by name; {} if no job asks for any."""
 
     def next_reservation(self, names: Collection[str], own: str = "") -> Reservation | None:
-        """Return the next reservation on any of these nodes; None if there is none. `own` names the job's reservations
-        (`a` or `a,b`), which do not count.
+        """Return the next reservation on any of these nodes, without the job's `own` (`a` or `a,b`); None if there is
+        none.
 
         Slurm starts no job whose time limit reaches into a reservation of its nodes, whatever the flags. A repeating
         reservation shows its next start.
@@ -507,8 +508,8 @@ def partition_gpus(partition: Partition, snapshot: Snapshot, whole_node_gpus: Ma
 
 def longest_run_s(snapshot: Snapshot, partition: str, shape: Shape, own: str = "") -> float:
     """Return the longest time limit, in seconds, with which a job of this shape can start now in the partition. MaxTime
-    and the next reservation of each node bound it. Only nodes with free GPUs count, or all nodes if too few have free
-    GPUs. `own` names the job's own reservations."""
+    and the nodes' next reservations limit it. Nodes with free GPUs are considered, or all nodes if these are too few.
+    `own` names the job's own reservations."""
     part = snapshot.partitions.get(partition)
     if part is None:
         return math.inf
@@ -521,7 +522,7 @@ def longest_run_s(snapshot: Snapshot, partition: str, shape: Shape, own: str = "
 
 
 def fewest_switches(snapshot: Snapshot, partition: str, nodes: int) -> int:
-    """Return the fewest leaf switches below which the partition has this number of usable nodes; 0 if unknown."""
+    """Return the fewest leaf switches with this number of usable nodes of the partition; 0 if unknown."""
     part = snapshot.partitions.get(partition)
     known = [snapshot.nodes[name] for name in (part.node_names if part is not None else ()) if name in snapshot.nodes]
     below = Counter(node.leaf for node in known if node.usable)

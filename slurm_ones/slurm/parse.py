@@ -1,8 +1,8 @@
 """Parsers of Slurm's output: jobs, nodes, partitions, reservations, topology and the controller's settings.
 
-Jobs come from squeue's columns, its JSON or PySlurm; nodes, partitions, reservations and topology from scontrol's
-one-line records. A job's fields are declared as `fields.Field`, in `SlurmJob` and in `FIELDS`. For each job
-`squeue --json` takes ten kilobytes and half a millisecond; columns take a few hundred bytes.
+Jobs come from squeue's columns, its JSON or PySlurm; everything else from scontrol's one-line records. A job's fields
+are declared as `fields.Field`, in `SlurmJob` and in `FIELDS`. Columns are preferred: a job takes a few hundred bytes,
+in JSON ten kilobytes and half a millisecond.
 
 A user's text cannot pass for a field: a random separator is drawn for each call. squeue gets it in its environment,
 which other users cannot read.
@@ -51,14 +51,14 @@ from slurm_ones.slurm.fields import (
 from slurm_ones.slurm.model import JobState, Node, Partition, Quota, Quotas, Reservation, SlurmJob
 
 BITSTR = {"SLURM_BITSTR_LEN": "0"}
-"""Environment of commands that list tasks. Without it Slurm cuts a list of tasks after 64 characters."""
+"""Environment in which Slurm lists all tasks of an array, and not only 64 characters of them."""
 FORMAT = "SQUEUE_FORMAT2"
 """Environment variable from which squeue takes its columns."""
 COMMAND = ("squeue", "--noheader", "--states=all", "--array")
-"""Command that lists each task separately. Without `--array` squeue merges an array's waiting tasks, and shows all of
-them with the shape and hold of the first."""
+"""Command that lists each task separately. Without `--array` squeue shows an array's waiting tasks together, with the
+shape and hold of the first."""
 REQUEUE_HELD = "requeued in held state"
-"""Slurm's text for a job that `scontrol requeuehold` holds, found in the state's description or in the reason."""
+"""Slurm's text, in the state or the reason, for a job that `scontrol requeuehold` holds."""
 
 FIELDS = fields_of(SlurmJob) | {
     "states": Field(TEXTS, "State", "job_state", "state"),
@@ -81,7 +81,7 @@ FIELDS = fields_of(SlurmJob) | {
     "exclusively": Field(EXCLUSIVE, "Exclusive", "submit_line", "submit_line", since=(26, 5)),
     "unshared": Field(UNSHARED, "OverSubscribe", "shared", before=(26, 5)),
 }
-"""Fields of a job to read: those of `SlurmJob`, then those from which `job_of` derives the rest."""
+"""Fields of a job to read: first those of `SlurmJob`, then those from which `job_of` derives further ones."""
 
 
 def columns_of(release: tuple[int, int]) -> tuple[str, ...]:
@@ -99,7 +99,7 @@ _FIELD = re.compile(r"(?:^|(?<=\s))([A-Za-z][A-Za-z_/:]*)=(\S*)")
 _OF_QOS = re.compile(r" ([^\s=(){}]+)(\([0-9]+\))?=\{([^{}]*)\}")
 """Pattern of the limits that a QOS sets for one user, `name(id)={...}`, or one account, `name={...}`."""
 _QUOTA = re.compile(r"(?:^|,)([^,=()]+)=([0-9]{1,15})(?:\(([0-9]{1,15})\))?(?=,|$)")
-"""Pattern of a resource, its limit and its use. Slurm writes N for a resource without a limit, which does not match."""
+"""Pattern of a resource, its limit and its use. It does not match a resource without a limit (N)."""
 _FACTOR = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6})?", re.ASCII)
 _UNUSABLE = ("DOWN", "DRAIN", "FAIL", "MAINT", "RESERVED", "UNKNOWN", "NOT_RESPONDING", "POWER", "INVAL", "REBOOT")
 _STANDS_FOR = {
@@ -125,9 +125,8 @@ def understood(what: str) -> Iterator[None]:
 def state_of(names: tuple[str, ...], *, held: bool) -> tuple[JobState, frozenset[str]]:
     """Split Slurm's state names into base state and flags.
 
-    22.05's JSON, squeue's columns and PySlurm show a single name: a flag if one is set, or else the base state. The
-    base state of a COMPLETING job is then UNKNOWN. A COMPLETING job that is held was requeued, so its base state is
-    PENDING.
+    22.05's JSON, squeue's columns and PySlurm show a single name: a flag if one is set, or else the base state. A
+    COMPLETING job's base state is then PENDING if the job is held, since it was requeued, else UNKNOWN.
     """
     base, flags = JobState.UNKNOWN, set()
     for name in names:
@@ -205,8 +204,8 @@ def job_of(row: tuple[Any, ...]) -> SlurmJob:
 
 
 def rows(source: str, count: int, column: Callable[[str], list[Any] | None]) -> Iterator[tuple[Any, ...]]:
-    """Yield for each of `count` jobs the row of values that `job_of` takes. `column` returns all jobs' values of the
-    field with this name in the source, or None if the source does not show it."""
+    """Yield the row of values that `job_of` takes, for each of `count` jobs. `column` returns all jobs' values of a
+    field, or None if the source does not show the field."""
     columns = []
     for field in FIELDS.values():
         values = column(name) if (name := getattr(field, source)) else None
@@ -215,7 +214,7 @@ def rows(source: str, count: int, column: Callable[[str], list[Any] | None]) -> 
 
 
 def separator() -> str:
-    """Return a random separator of fields. Its first character is no digit, which squeue would read as a width."""
+    """Return a random separator of fields that does not begin with a digit, which squeue would read as a width."""
     return f"~{secrets.token_hex(12)}~"
 
 
@@ -279,7 +278,7 @@ def records(text: str) -> list[dict[str, str]]:
 
 
 def usable(state: str) -> bool:
-    """Tell whether jobs can start on a node in this state. At its end, * means no response, +FLAG a reason."""
+    """Tell whether jobs can start on a node in this state. An appended * means no response, +FLAG a reason."""
     return not state.endswith("*") and not any(word in state.upper() for word in _UNUSABLE)
 
 
@@ -418,8 +417,7 @@ def nodes_of(
 ) -> dict[str, Node]:
     """Return the nodes with leaf switch and GPUs in use; nodes in an active reservation are marked unusable.
 
-    Not every release and query shows all GPUs in use on a node. So the GPUs of the node's jobs are summed as well, and
-    the larger count is used.
+    GPUs in use are the larger of two counts: the node's own, which may be incomplete, and that of its jobs.
     """
     used: Counter[str] = Counter()
     busy: set[str] = set()
@@ -448,11 +446,8 @@ def setting(config: Mapping[str, str], name: str) -> str:
 
 
 def hides_gpus(config: Mapping[str, str]) -> bool | None:
-    """Tell whether device cgroups hide a node's other GPUs from a job; None if unknown. If they do, two blocks on one
-    node may be unable to reach each other's GPUs.
-
-    ConstrainDevices has an effect only with task/cgroup, although Slurm shows cgroup.conf with other plugins too.
-    """
+    """Tell whether device cgroups hide a node's other GPUs from a job; None if unknown. Two blocks on one node may then
+    be unable to reach each other's GPUs."""
     plugins = setting(config, "TaskPlugin")
     if plugins and "cgroup" not in plugins:
         return False

@@ -2,11 +2,10 @@
 
 Importing this module raises ImportError if PySlurm does not fit Slurm's release, so only `connect` imports it.
 
-`CommandClient` does everything else, because PySlurm has these gaps. It cannot name array tasks or set shapes
-(`Job.modify` never sends node counts). Its nodes do not show how many GPUs are in use, and
-`Job.get_resource_layout_per_node` crashes under 26.05. Its `send_signal` fails on a stale errno, its `requeue` also
-takes ended jobs, and its `hold(mode="user")` dereferences NULL. Jobs are submitted with sbatch, because sites add
-plugins to it.
+`CommandClient` does everything else, because of gaps in PySlurm. It cannot name array tasks or set shapes (`Job.modify`
+never sends node counts). Its nodes do not show how many GPUs are in use, and `Job.get_resource_layout_per_node` crashes
+under 26.05. `send_signal` fails on a stale errno, `requeue` also takes ended jobs, and `hold(mode="user")` dereferences
+NULL. Jobs are submitted with sbatch, because sites add plugins to it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Past jobs from Slurm's accounting, read with `sacct` of Slurm 22.05 to 26.05.
 
-`sacct` prints lines with separators here. Its JSON lists every step, is ten times longer and must be read whole. The
-two texts that users write are the last fields, and a random separator is drawn for each call. So a job's comment or
-name cannot pass for another field or row.
+`sacct` prints lines with separators here; its JSON lists every step and must be read whole. A job's comment and name,
+which users write, are the last fields, and a random separator is drawn for each call. So they cannot pass for another
+field or row.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ FIELDS = (
     *("JobIDRaw", "JobID", "Cluster", "Submit", "Start", "End", "State", "ExitCode", "NNodes", "AllocTRES", "ReqTRES"),
     *("NodeList", "TimelimitRaw", "User", "Account", "Partition"),
 )
-"""Fields that every release has. In the output the job's comment and name come after them."""
+"""Fields that every release has, except the job's comment and name."""
 RESTARTS = "Restarts"
-"""Field with a job's restart count. Older releases do not have it."""
+"""Field with a job's restart count, which older releases lack."""
 OWN = ("Comment", "JobName")
 """Fields that users write."""
 MOST = 2**53
@@ -38,8 +38,8 @@ TIMEOUT_S = 600.0
 """Longest time, in seconds, that one call of `sacct` may take."""
 
 ENDS = "BF,CA,CD,DL,F,NF,OOM,PR,RQ,RS,TO"
-"""States of ended runs, for `sacct --state`. Without this option `sacct` omits jobs that were cancelled before they
-were eligible, and jobs that were held while they ran."""
+"""States of ended runs, for `sacct --state`. Without it `sacct` omits jobs cancelled before they were eligible, and
+jobs held while they ran."""
 
 _LIVE = {"PENDING", "RUNNING", "SUSPENDED", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESIZING", "COMPLETING"}
 _LIVE |= {"CONFIGURING", "STOPPED", "SIGNALING", "STAGE_OUT", "SPECIAL_EXIT", "RESV_DEL_HOLD"}
@@ -175,8 +175,7 @@ def parse_rows(
 ) -> Iterator[AccountingRow | Rejected]:
     """Parse the output lines of `sacct`, newlines included. Yield a row, or `Rejected` for a row that is not valid.
 
-    A comment or a job's name may have several lines. A line without a separator continues it; in a comment, a line with
-    one separator ends it.
+    A comment or a job's name may have several lines, so a line without a separator continues the last.
     """
     many = len(FIELDS) + restarts + 1
     row, pending = 0, ""
@@ -227,7 +226,7 @@ class Sacct:
         self._restarts = RESTARTS.lower() in known
 
     def command(self, since: float, until: float, separator: str) -> list[str]:
-        """Return the command that lists all users' runs that ended in a span of time, both ends included."""
+        """Return the command that lists all users' runs that ended in a span of time, ends included."""
         fields = [*FIELDS, *([RESTARTS] if self._restarts else []), *OWN]
         asked = ["sacct", "--parsable2", "--noheader", "--duplicates", "--allocations", "--allusers"]
         asked += [f"--delimiter={separator}", f"--format={','.join(fields)}", f"--state={ENDS}"]
