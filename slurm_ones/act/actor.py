@@ -71,11 +71,10 @@ class Actor:
         return self._settings.mode == "act"
 
     def advance(self, *, only: Collection[State] = tuple(State)) -> int:
-        """Advance each open resize as far as possible now; return how many remain open. Raises `Unreachable` and
-        `NotLeader`.
+        """Advance each open resize in the states `only` as far as possible now; return how many of these remain open.
+        Raises `Unreachable` and `NotLeader`.
 
-        Advise mode advances resizes too, since an earlier companion in act mode may have left them open. Only resizes
-        in the states `only` are advanced and counted.
+        Advise mode advances resizes too, since an earlier companion in act mode may have left them open.
         """
         left = 0
         for resize in self._store.open_resizes():
@@ -95,7 +94,7 @@ class Actor:
     def act(
         self, plans: Sequence[PartitionPlan], seen: Observation, *, kept: Collection[int] = ()
     ) -> list[PlannedChange]:
-        """Begin the planned changes unless there is a stop file. Return the changes that begin; in advise mode they are
+        """Begin the planned changes unless there is a stop file; return the changes that begin. In advise mode they are
         only printed.
 
         Then defer the jobs that the plans park, and the jobs `kept`, which are trained within other jobs. Release all
@@ -125,8 +124,7 @@ class Actor:
         return begun
 
     def _promise(self, one: PartitionSchedule) -> None:
-        """Store which deadlines are promised or refused, before the plan is carried out. In advise mode nothing is
-        stored."""
+        """Store which deadlines are promised or refused, except in advise mode."""
         if not (self.acting and one.schedule.promises):
             return
         now = self._clock()
@@ -137,7 +135,7 @@ class Actor:
         )
 
     def _forget(self, seen: Observation) -> None:
-        """Forget ended jobs, and remove their orders from the spool. (Their deferrals and resizes end without this.)"""
+        """Forget ended jobs, and remove their orders from the spool."""
         alive = {id_ for job in seen.snapshot.jobs.values() if not job.ended for id_ in (job.job_id, job.array_id)}
         for remembered in (self._ordered, self._advised):
             for job_id in remembered.keys() - alive:
@@ -241,8 +239,7 @@ class Actor:
             log.warning("job %d: no batch could be ordered: %s", job.job_id, error)
 
     def _write(self, one: PartitionPlan, made: ResizePlan) -> int | None:
-        """Store the partition's decision and return its id. If it equals the last decision, store nothing and return
-        None."""
+        """Store the partition's decision and return its id; None if it equals the last decision."""
         decided, acted = one.decided, made.deferred | {change.job_id for change in made.begin}
         records = tuple(_record(job, decided.schedule, made, job.elastic.job.job_id in acted) for job in one.jobs)
         # Reasons are compared by code, since figures in them change each tick. A changed limit of the site counts.
@@ -305,8 +302,8 @@ def commands(
     *,
     queues: Mapping[int, Queue] = NO_QUEUES,
 ) -> list[str]:
-    """Return the shell lines by which a person can carry out the change, in order. Comment lines among them say which
-    event to wait for. `queues` has the queue of each guest block that joins, by its task number."""
+    """Return the shell lines by which a person can carry out the change, with comments that name the event to wait for.
+    `queues` has the queue of each guest block that joins, by its task number."""
     job, path = change.elastic.job, order_path(change.elastic.job, spool)
 
     def order(drain: bool) -> str:

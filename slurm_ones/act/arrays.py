@@ -1,7 +1,7 @@
-"""Upkeep of jobs of blocks: cancels held tasks of jobs that are over, ends blocks that train apart, and holds guests.
+"""Upkeep of jobs of blocks: cancels held tasks of ended jobs, ends blocks that train apart, and holds guests.
 
 A job that ends cancels its own waiting tasks if it can (`ones-run`). This module cancels those that remain, even after
-the companion has restarted.
+a restart of the companion.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from slurm_ones.slurm.parse import setting
 log = logging.getLogger(__name__)
 
 SURE_S = 10.0
-"""Seconds from the end of a job's last block until the job counts as over. Until then Slurm may requeue the block."""
+"""Seconds from the end of a job's last block until the job counts as over, since Slurm may requeue the block first."""
 ENDS = frozenset({"finished", "stopped", "error"})
-"""Reasons in a job's last report (`protocol.Bye`) that mean that the job is over."""
+"""Reasons in a job's last report (`protocol.Bye`) by which the job is over."""
 NO_TASKS: Mapping[int, Collection[int]] = {}
 APART_S = 300.0
-"""Seconds for which a running block may train apart from its job's other blocks before it is ordered to end."""
+"""Seconds for which a running block may train apart from its job's other blocks; then it is ordered to end."""
 
 
 def is_alive(job: SlurmJob) -> bool:
-    """Tell whether the block runs, is ending, or waits without a hold, so that Slurm may start it."""
+    """Tell whether the block runs, is ending, or is pending and not held."""
     return job.completing or not (job.ended or (job.pending and job.held))
 
 
@@ -47,8 +47,8 @@ def look_at(client: SlurmClient, job_id: int, term: int = 0, guests: Guests = NO
 
 
 def job_of(client: SlurmClient, resize: ResizeRecord) -> WholeJob:
-    """Return the job of a resize by requeue as Slurm shows it now; raises `UnknownJob`. For a waiting job of blocks
-    this is one block if only one is resized, or else the whole job."""
+    """Return the job of a resize by requeue as Slurm shows it now; raises `UnknownJob`. If only one block of a waiting
+    job is resized, return this block."""
     if resize.added:
         return WholeJob.of(client.job(Task(resize.job_id, resize.added[0][0])), resize.job_id)
     job = client.job(resize.job_id)
@@ -69,8 +69,7 @@ def moving_tasks(resizes: Iterable[ResizeRecord]) -> dict[int, set[int]]:
 
 
 def arrays_of(jobs: Iterable[SlurmJob]) -> dict[int, list[SlurmJob]]:
-    """Return the tasks of each job array, by the array's id. Arrays without an opt-in are included, since an owner may
-    have opted out while the companion held tasks."""
+    """Return the tasks of each job array, by the array's id, even if its owner has opted out."""
     found: dict[int, list[SlurmJob]] = {}
     for job in jobs:
         if job.array_id:
@@ -96,7 +95,7 @@ class Leftovers:
     _seen_over: dict[int, float] = field(default_factory=dict)
     """Time at which each job was first found to be over, by job id."""
     _gone_on: dict[int, int] = field(default_factory=dict)
-    """Dict from job id to the step at which the last membership began, as of the last release of a held task (see
+    """Step at which the last membership began, by job id, when a held task was last released to train on (see
     `cancel_waiting`)."""
     _apart: dict[tuple[int, int, int], float] = field(default_factory=dict)
     """Time at which each block was first found to train apart, by job id, task and restart."""
@@ -106,11 +105,11 @@ class Leftovers:
     def cancel_waiting(self, arrays: Mapping[int, Sequence[SlurmJob]]) -> None:
         """Cancel the held tasks of jobs that are over; raises `Unreachable`.
 
-        `arrays` has each job's tasks from the tick's snapshot. Jobs that seem to be over are read from Slurm again. A
-        job is not over while its owner holds a block that has trained, or a block that the companion never held.
+        `arrays` has each job's tasks from the tick's snapshot. A job is not over while its owner holds a block that has
+        trained, or a block that the companion never held.
 
-        If all blocks left although the job did not report its end, one held task is released to train on from the last
-        checkpoint. This happens even if the companion may not resize, and again only after the job has made progress.
+        If all blocks left but the job did not report its end, one held task is released to train on from the last
+        checkpoint. This happens again only after the job has made progress.
         """
         before, self._seen_over = self._seen_over, {}
         for job_id, tasks in arrays.items():
@@ -133,8 +132,8 @@ class Leftovers:
                 log.error("job %d: its waiting tasks could not be cancelled: %s", job_id, error)
 
     def _over(self, job_id: int, tasks: Collection[SlurmJob]) -> bool:
-        """Tell whether no block runs or may start, and the companion holds all waiting tasks. If the job reported its
-        end, a task that its owner holds counts as held by the companion."""
+        """Tell whether no block runs or may start, and the companion holds all waiting tasks. After the job has
+        reported its end, its owner may hold them too."""
         waiting = {task for job in tasks if job.pending for task in job.array_tasks}
         if waiting and not any(map(is_alive, tasks)) and self._waits_for_us(job_id, waiting):
             return waiting.isdisjoint(self._kept_by_others(job_id)) and self._long_ago(job_id, tasks)
@@ -146,8 +145,8 @@ class Leftovers:
         return ours or (waiting <= self.held.ever(job_id) and self._last_word(job_id) in ENDS)
 
     def _kept_by_others(self, job_id: int) -> set[int]:
-        """Return the tasks of the last membership that no resize by blocks has held since. If one of them is held,
-        somebody else holds it."""
+        """Return the tasks of the last membership that no later resize by blocks has held: a hold on one of them is
+        somebody else's."""
         members = self.store.membership(job_id)
         trained = {*members.report.blocks} if members is not None else {0}
         held: set[int] = set()
@@ -166,8 +165,8 @@ class Leftovers:
         return now - min(seen, max((job.end_time for job in tasks if not job.pending), default=0.0)) > SURE_S
 
     def _left_alone(self, job_id: int, tasks: Sequence[SlurmJob]) -> MembershipRecord | None:
-        """Return the last membership if all its blocks left before the job reported its end. Return None otherwise, or
-        if the job has made no progress since a task was last released to train on."""
+        """Return the last membership if all its blocks left before the job reported its end, else None. Also return
+        None if the job has made no progress since a task was last released to train on."""
         members = self.store.membership(job_id)
         if members is None or members.report.step <= self._gone_on.get(job_id, -1):
             return None
@@ -190,10 +189,9 @@ class Leftovers:
         self._gone_on[job_id] = members.report.step
 
     def put_back(self, jobs: Iterable[Elastic], moving: Mapping[int, Collection[int]] = NO_TASKS) -> None:
-        """Requeue preempted blocks into a hold of the companion, so that Slurm does not forget them. Raises
-        `Unreachable`.
+        """Requeue preempted blocks into a hold of the companion, before Slurm forgets them. Raises `Unreachable`.
 
-        Tasks `moving` in an open resize are left out, and so are jobs without any live block (see `cancel_waiting`).
+        Tasks `moving` in an open resize are left out, and so are jobs without any live block.
         """
         for one in jobs:
             job_id = one.job.job_id
@@ -212,11 +210,11 @@ class Leftovers:
                     log.info("job %d: preempted block %d could not be held for later use: %s", job_id, task, error)
 
     def end_those_apart(self, jobs: Iterable[tuple[Elastic, JobHistory | None]]) -> None:
-        """Order running blocks to end if they have not trained with their job's other blocks for `APART_S`. If Slurm
-        forgot a block's end, put it back into a hold. None of these `jobs` has an open resize.
+        """Order running blocks to end if they have not trained with their job's other blocks for `APART_S`. None of
+        these `jobs` has an open resize.
 
-        If no running block trains with others, because Slurm forgot the start of those that did, put those back into a
-        hold for another start.
+        slurmctld may have lost its newest state at a restart. A block whose end it lost is put back into a hold. If no
+        running block trains with others, blocks whose start it lost are put back too.
         """
         now = self.clock()
         before, self._apart = self._apart, {}
@@ -246,8 +244,8 @@ class Leftovers:
                 log.warning("job %d: blocks that train apart could not be ordered to end: %s", job.job_id, error)
 
     def _put_back_trained(self, job: WholeJob, members: MembershipRecord) -> None:
-        """Requeue ended blocks with a restart count one lower than the one with which they trained: Slurm forgot their
-        last start. After the requeue they wait in a hold with that count, and `StaleHolds` releases them."""
+        """Requeue ended blocks whose last start slurmctld lost: their restart count is one lower than when they
+        trained. Then they wait in a hold with the later count, and `StaleHolds` releases them."""
         trained = dict(zip(members.report.blocks, members.report.restarts, strict=False))
         for task, block in job.tasks.items():
             if not has_left(block) or block.completing or block.restart + 1 != trained.get(task):
@@ -259,8 +257,8 @@ class Leftovers:
                 log.error("block %d_%d: it could not be put back: %s", job.job_id, task, error)
 
     def _put_back_ended(self, job_id: int, block: SlurmJob) -> bool:
-        """Requeue a block into a hold if Slurm shows it as running because it forgot the block's end; return True then.
-        Such a block has no process that could read an order. Slurm itself may notice this only after half an hour."""
+        """Requeue a block into a hold, and return True, if Slurm shows it as running because slurmctld lost its end.
+        Such a block has no process, which Slurm may notice only after half an hour."""
         task = Task(job_id, task_of(block))
         if not (forgot_end(self.client, self.store, job_id, block) and self.held.take(job_id, [task.task])):
             return False
@@ -272,7 +270,7 @@ class Leftovers:
         return True
 
     def forget(self, alive: Collection[int]) -> None:
-        """Forget all jobs but these."""
+        """Forget all jobs except these."""
         self._gone_on = {id_: step for id_, step in self._gone_on.items() if id_ in alive}
         self._told = {key for key in self._told if key[0] in alive}
 
@@ -284,8 +282,8 @@ ASK_S = 300.0
 
 
 def comes_back(job: SlurmJob, config: Mapping[str, str], partition: Partition | None, modes: Mapping[str, str]) -> bool:
-    """Tell whether Slurm requeues this job when it preempts it, and allows the job's owner to release a hold on it.
-    `modes` is the PreemptMode of each QOS."""
+    """Tell whether Slurm requeues this job when it preempts it, with a hold that the job's owner can release. `modes`
+    is the PreemptMode of each QOS."""
     if not job.requeue or not {setting(config, name) for name in EXITS} <= NOT_SET:
         return False
     by_qos = setting(config, "PreemptType").endswith("qos")
@@ -296,14 +294,13 @@ def comes_back(job: SlurmJob, config: Mapping[str, str], partition: Partition | 
 
 @dataclass
 class GuestHolds:
-    """Holds on running guests, at sites where Slurm requeues the jobs that it preempts. A guest that is held while it
-    runs is still held when it waits again.
+    """Holds on running guests, at sites where Slurm requeues the jobs that it preempts. The hold takes effect at the
+    requeue: otherwise Slurm would start the guest again on GPUs that other jobs need.
 
-    Without the hold Slurm would start the guest again on GPUs that other jobs need. Each hold is stored before it is
-    requested from Slurm (`HeldTasks.take`), and an owner may release it.
+    Each hold is stored before it is requested from Slurm (`HeldTasks.take`), and an owner may release it.
 
-    In two cases guests are not held: Slurm starts them again, and they join again. If `RequeueExit` is set, Slurm would
-    turn the hold into one that owners cannot release. If the job has no base block, all its blocks might become held.
+    In two cases guests are not held, but start and join again. If `RequeueExit` is set, Slurm would turn the hold into
+    one that owners cannot release. If the job has no base block, all its blocks might become held.
     """
 
     client: SlurmClient
@@ -313,7 +310,7 @@ class GuestHolds:
     """Slurm's settings, and the PreemptMode of each QOS."""
     _asked: float = -math.inf
     _put: dict[tuple[Task, int], float] = field(default_factory=dict)
-    """Time at which each guest was held, by task and restart. If its owner released it, it is not held again."""
+    """Time at which each guest was held, by task and restart; it is not held twice."""
 
     def keep(
         self,
@@ -375,5 +372,5 @@ class GuestHolds:
             log.error("block %s: its hold could not be lifted: %s", task, error)
 
     def forget(self, alive: Collection[int]) -> None:
-        """Forget all jobs but these."""
+        """Forget all jobs except these."""
         self._put = {key: time for key, time in self._put.items() if key[0].array in alive}

@@ -1,8 +1,8 @@
 """Resizes of jobs of blocks while they train. Tasks are held, reshaped and released; then blocks join and leave.
 
-The job trains on with its old blocks until all ordered blocks are ready, and then reports its new membership. So no
-state of such a resize stops the job: if the companion dies, the next one continues from the stored state. A block that
-is dropped ends by itself, and its task is put back into a hold to be used again.
+The job trains on with its old blocks until all ordered blocks are ready, and then reports its new membership. So the
+job never stops, even if the companion ends; the next companion continues from the stored state. A block that leaves
+ends by itself, and its task is put back into a hold to be used again.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ def _look(machine: Machine, resize: ResizeRecord) -> WholeJob:
 
 
 def guests_among(elastic: Elastic, moves: Moves, asked: int) -> tuple[int, ...]:
-    """Return the tasks of joining blocks that become guests, because they exceed the GPUs that the user asked for. At
-    least one block of the job remains a base block."""
+    """Return the tasks of joining blocks that become guests, because they exceed the GPUs that the user asked for. The
+    job keeps at least one base block."""
     if not elastic.takes_guests:
         return ()
     staying = (job for job in elastic.job.running_blocks if task_of(job) not in moves.dropped)
@@ -105,10 +105,10 @@ def _preparing(machine: Machine, resize: ResizeRecord, array: WholeJob) -> Resiz
 
 
 def _prepare(machine: Machine, resize: ResizeRecord, array: WholeJob) -> tuple[WholeJob, Reason | None]:
-    """Prepare the tasks that will join: hold all waiting tasks, lift the array's throttle, and set shapes.
+    """Prepare the tasks that will join: hold all waiting tasks, lift the array's throttle, and set shapes. No task
+    starts by this, and steps can be repeated.
 
-    Return the job as Slurm then shows it, and a reason if a step failed. A step can be repeated. No step starts a task
-    or affects a block that trains.
+    Return the job as Slurm then shows it, and a reason if a step failed.
     """
     steps: list[tuple[Step, Callable[[str], Reason]]] = [
         (_hold, lambda answer: reason("hold_refused", answer=answer)),
@@ -148,7 +148,7 @@ def _lift_throttle(machine: Machine, resize: ResizeRecord, array: WholeJob) -> N
 
 
 def _give_shape(machine: Machine, resize: ResizeRecord, array: WholeJob, *, task: int) -> None:
-    """Set the shape of a joining block, after requeuing it if it has ended. Do nothing while a waiting task is not
+    """Set the shape of a joining block, after requeuing it if it has ended. Do nothing as long as a waiting task is not
     held, or the array has a throttle."""
     job = array.tasks[task]
     if _unheld(resize, array) or _throttled(array) or job.completing:
@@ -160,8 +160,8 @@ def _give_shape(machine: Machine, resize: ResizeRecord, array: WholeJob, *, task
 
 
 def _queue(machine: Machine, resize: ResizeRecord, array: WholeJob, task: int) -> Queue:
-    """Return the queue to which a joining block is moved before its release. A guest moves to the guests' queue, a
-    former guest to that of the base blocks. An empty queue means no move."""
+    """Return the queue to which a joining block is moved before its release: the guests' queue for a guest, the base
+    blocks' for a former guest. An empty queue means no move."""
     job, own = array.tasks[task], _home(machine, array)
     partition = own.partition.partition(",")[0]
     if task in resize.guests:
@@ -173,8 +173,7 @@ def _queue(machine: Machine, resize: ResizeRecord, array: WholeJob, task: int) -
 
 
 def _home(machine: Machine, array: WholeJob) -> Queue:
-    """Return the queue of the job's base blocks. If all its tasks are guests by now, it is the queue stored in the
-    database."""
+    """Return the queue of the job's base blocks; if all its tasks are guests by now, the one stored in the database."""
     if array.is_guest(array.home):
         known = machine.store.jobs([array.job_id]).get(array.job_id)
         if known is not None:
@@ -183,9 +182,9 @@ def _home(machine: Machine, array: WholeJob) -> Queue:
 
 
 def _limit_s(job: SlurmJob, own: Queue, most_s: float, wait_s: float) -> float:
-    """Return a guest's time limit, in seconds; 0 for none. It is that of the base blocks if this is at most `most_s`,
-    the time until a reservation. Otherwise it is `wait_s` less than `most_s`, so that the guest may wait; a present
-    limit close to that stays."""
+    """Return a guest's time limit, in seconds; 0 for none. It is that of the base blocks, or if a reservation begins
+    earlier, `wait_s` less than `most_s`, the time until then. The guest's present limit stays if it is close to that.
+    """
     wanted = own.time_limit_s or math.inf
     if wanted <= most_s:
         return 0.0 if math.isinf(wanted) else wanted
@@ -217,8 +216,8 @@ def _throttled(array: WholeJob) -> bool:
 
 
 def _released_by_owner(array: WholeJob) -> bool:
-    """Tell whether a task that never ran waits without a hold. Its owner has released it since the plan, so Slurm may
-    start it before its order."""
+    """Tell whether a task that never ran is pending and not held: its owner has released it since the plan, and Slurm
+    may start it before its order."""
     return any(task and job.pending and not job.held and not job.restart for task, job in array.tasks.items())
 
 
@@ -236,8 +235,7 @@ def _unfit(resize: ResizeRecord, array: WholeJob) -> Reason | None:
 
 
 def _elsewhere(resize: ResizeRecord, array: WholeJob) -> Reason | None:
-    """Return a reason if a joining block waits in another partition than its job, because its owner moved it; else
-    None."""
+    """Return a reason if the owner moved a joining block to another partition; else None."""
     waiting = (job for task, _ in resize.added if (job := array.tasks.get(task)) is not None and job.pending)
     if all(job.shares_partition(array.home) or array.is_guest(job) for job in waiting):
         return None
@@ -245,8 +243,8 @@ def _elsewhere(resize: ResizeRecord, array: WholeJob) -> Reason | None:
 
 
 def _held_by_others(machine: Machine, resize: ResizeRecord, array: WholeJob) -> set[int]:
-    """Return the tasks that somebody else has put on hold between the plan and the first step of the resize. At later
-    steps return no tasks."""
+    """Return the tasks that somebody else put on hold between the plan and the resize's first step; none at later
+    steps."""
     if resize.id not in machine.new or resize.state != State.PREPARING.value:
         return set()
     return {task for task in resize.held if (job := array.tasks.get(task)) is not None and job.held}
@@ -277,7 +275,7 @@ def _opening(machine: Machine, resize: ResizeRecord, array: WholeJob) -> ResizeR
 
 
 def _lacks_base(machine: Machine, resize: ResizeRecord, array: WholeJob) -> Reason | None:
-    """Return a reason if a joining guest would replace a base block that has ended since the plan; else None."""
+    """Return a reason if a base block that a joining guest would replace has ended since the plan; else None."""
     known = machine.store.jobs([array.job_id]).get(array.job_id) if resize.guests else None
     if known is None:
         return None
@@ -290,8 +288,7 @@ def _lacks_base(machine: Machine, resize: ResizeRecord, array: WholeJob) -> Reas
 
 def _order_blocks(machine: Machine, resize: ResizeRecord, array: WholeJob) -> Reason | None:
     """Write the order to train with the new blocks, unless it is written already. Return the reason if it cannot be
-    written, else None. It is written before the blocks are released, because a block reads at its start whether it is
-    to join."""
+    written, else None. It precedes the blocks' release, because a block reads at its start whether it is to join."""
     if machine.orders.last_number(array) >= (resize.order_number or 0):
         return None
     seen = _newest(machine, array)
@@ -319,7 +316,8 @@ def _joining(machine: Machine, resize: ResizeRecord, array: WholeJob) -> ResizeR
 
 
 def _never_joins(machine: Machine, resize: ResizeRecord, array: WholeJob) -> Reason | None:
-    """Return the reason why the joining blocks will never train with the others; None while they still may."""
+    """Return the reason why the joining blocks will never train with the job's other blocks; None while they
+    still may."""
     late, now = machine.late(resize), machine.clock()
     waiting, since = not resize.added, 0.0
     for task, _ in resize.added:
@@ -416,9 +414,9 @@ def _put_back(
 ) -> tuple[ResizeRecord, list[int]]:
     """Hold the tasks that no longer run, for later use. Return the resize and the tasks that still run.
 
-    Failed tasks, and those that Slurm forgot, are left out. If the job has no other block left, a waiting task is not
-    held but stored as released, since its owner may hold it soon. Each hold is stored before it is set. So a task in a
-    hold that is not stored is held by its owner or an operator.
+    Failed tasks, and those that Slurm forgot, are left out. If the job has no other live block, a pending task is
+    stored as released and not held. Each hold is stored before it is set, so any other hold is the owner's or an
+    operator's.
     """
     left = []
     others = (job for task, job in array.tasks.items() if task not in tasks and not job.ended)
@@ -454,10 +452,11 @@ def _newest(machine: Machine, array: WholeJob) -> Membership | None:
 
 
 def _joined(resize: ResizeRecord, array: WholeJob, seen: Membership | None) -> bool:
-    """Tell whether the change has happened: all joining blocks run, and the job's newest membership shows the change.
+    """Tell whether the change has happened: all joining blocks run, and the job's newest membership has them, with
+    Slurm's restart counts, and none of the leaving ones.
 
-    The membership must have the joining blocks, with Slurm's restart counts, and none of the leaving ones. An older
-    membership suffices if a base block in it was to leave and has completed: it ends only after the others have joined.
+    An older membership suffices once a leaving base block in it has completed, which happens only after the new ones
+    have joined.
     """
     if seen is None:
         return False
@@ -476,9 +475,9 @@ def _joined(resize: ResizeRecord, array: WholeJob, seen: Membership | None) -> b
 
 
 def _training(resize: ResizeRecord, array: WholeJob, seen: Membership | None) -> set[int]:
-    """Return the tasks that train together: those of the newest membership that are still live. Joining blocks that
-    Slurm has restarted since are left out. If no task remains, return the running tasks that are not about to join. If
-    none of the remaining tasks runs, as when all wait for a restart, return all running tasks too."""
+    """Return the tasks that train together: the live ones of the newest membership, without joining blocks that Slurm
+    has restarted since. If none is left, return the running tasks that are not joining. If none of them runs, add all
+    running tasks."""
     alive, running = {task: job for task, job in array.tasks.items() if is_alive(job)}, _running(array)
     starts = dict(zip(seen.blocks, seen.restarts, strict=False)) if seen is not None else {}
     same = {task for task in starts.keys() & alive if starts[task] == alive[task].restart}

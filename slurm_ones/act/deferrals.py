@@ -1,7 +1,7 @@
 """Deferrals, which keep pending jobs from starting for a while without a hold.
 
-A deferral sets a job's earliest start a short time ahead. It is renewed as long as the schedule parks the job. If the
-companion dies, Slurm starts the job when the deferral is over. The database stores each deferral, so that a new
+A deferral sets a job's earliest start a short time ahead, and is renewed while the schedule parks the job. If the
+companion ends, Slurm starts the job when the deferral is over. The database stores each deferral, so that a new
 companion can tell it from a `--begin` of the owner.
 """
 
@@ -31,7 +31,7 @@ class Deferrals:
     clock: Callable[[], float]
 
     def ours(self, job: SlurmJob | WholeJob) -> bool:
-        """Tell whether a companion set the job's earliest start, and not its owner or Slurm."""
+        """Tell whether a companion set the job's earliest start, rather than its owner or Slurm."""
         return _is_ours(job, self.store.deferrals().get(job.job_id))
 
     def all_ours(self, jobs: Iterable[WholeJob]) -> set[int]:
@@ -40,11 +40,7 @@ class Deferrals:
         return {job.job_id for job in jobs if _is_ours(job, known.get(job.job_id))}
 
     def defer(self, job: SlurmJob | WholeJob) -> None:
-        """Defer the job for `length_s` from now; raises `Refused`.
-
-        The database is written before Slurm is asked. If the companion dies in between, Slurm still has the job's
-        earlier deferral, which then counts as the owner's and ends by itself.
-        """
+        """Defer the job for `length_s` from now; raises `Refused`."""
         until = float(math.ceil(self.clock() + self.length_s))
         self.store.set_deferral(job.job_id, until)
         self.client.defer(job.job_id, until)
@@ -59,8 +55,7 @@ class Deferrals:
     ) -> None:
         """Keep the waiting jobs `parked` from starting, and release all other deferred jobs; raises `Unreachable`.
 
-        `jobs` are the jobs that Slurm knows. Jobs that are `busy` in a resize are left out, since the resize handles
-        them.
+        `jobs` are the jobs that Slurm knows. Jobs `busy` in a resize are left to the resize.
         """
         known = self.store.deferrals()
         for job_id in sorted({*parked, *known} - {*busy}):

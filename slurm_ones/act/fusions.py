@@ -1,12 +1,12 @@
 """Sweeps that are trained as one job: a carrier trains other jobs of its sweep, which are deferred meanwhile.
 
-No job is submitted or held for this. The first job of a sweep that starts becomes the carrier, and asks for other jobs
-by a file in its directory. These jobs are deferred (`deferrals`), and the carrier gets an order that names them. Each
-of them starts later, finds its result in its own directory, and ends with its own exit code. A job that starts before
-that removes itself from the carrier. So no failure here loses a job (`ones_wrapper.launch.fused_start`).
-
 The jobs of a sweep belong to one user and opted in with the same `fuse=NAME`. Each has one GPU and may not grow. To
 Slurm they differ only in the values of their arguments.
+
+The first job of a sweep that starts becomes the carrier, and asks for other jobs by a file in its directory. These are
+deferred (`deferrals`), and the carrier gets an order that names them. Each of them starts later, finds its result in
+its own directory, and ends with its own exit code. A job that starts earlier removes itself from the carrier. So no
+failure here loses a job (`ones_wrapper.launch.fused_start`).
 """
 
 from __future__ import annotations
@@ -28,19 +28,18 @@ from slurm_ones.untrusted_files import HasFiles, NotBelieved, job_directory, rea
 log = logging.getLogger(__name__)
 
 ANSWERED_S = 30.0
-"""Longest time, in seconds, from the answer to a carrier until the carrier reports which jobs it trains. An order to
-drop jobs is repeated after the same time."""
+"""Longest time, in seconds, from the answer to a carrier until it reports which jobs it trains. An order to drop jobs
+is repeated at this interval."""
 
 ANSWERS = 8
-"""Largest number of carriers that get their first answer in one tick. For each answer Slurm is queried about many
-jobs."""
+"""Largest number of carriers that get their first answer in one tick, to bound queries to Slurm."""
 MOST = 64
 """Largest number of jobs that are trained as one, the carrier included."""
 LOOKED_AT = 4 * MOST
 """Largest number of jobs about which Slurm is queried for one answer; the oldest are taken."""
 QUOTES = "\"'\\"
 LONGEST = MAX_LINE // 2
-"""Largest number of characters in the arguments of all these jobs together, since they must fit one order."""
+"""Largest number of characters in these jobs' arguments together, which must fit one order."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +57,7 @@ class _Tick:
 
 @dataclass
 class Fusions:
-    """Jobs that are trained within other jobs, their carriers. Nothing is stored: a new companion reads the jobs' own
-    files."""
+    """Jobs that other jobs, their carriers, train. Nothing is stored: a new companion reads the jobs' own files."""
 
     client: SlurmClient
     deferrals: Deferrals
@@ -69,8 +67,8 @@ class Fusions:
     """Dict from (carrier's id, restart count) to the last answer: its time, and the ids of the jobs that it named."""
 
     def follow(self, seen: Observation, busy: Collection[int]) -> dict[int, int]:
-        """Return a dict from job id to the carrier's id, for each job that must wait while a carrier trains it. Jobs
-        that are `busy` in a resize are left out. Raises `Unreachable`."""
+        """Return the carrier's id for each job that must wait while a carrier trains it, by job id. Jobs `busy` in a
+        resize are left out. Raises `Unreachable`."""
         carriers = {job_id: one for job_id, one in sorted(seen.elastic.items()) if carries(one)}
         alive = {(job_id, one.job.restart) for job_id, one in carriers.items()}
         self._answers = {key: value for key, value in self._answers.items() if key in alive}
@@ -135,15 +133,14 @@ class Fusions:
         return True
 
     def _release(self, job_ids: Collection[int]) -> None:
-        """End the deferrals of these jobs. They are read from Slurm again, because this tick's snapshot is older than
-        the deferrals."""
+        """End the deferrals of these jobs, after reading them from Slurm again."""
         for job_id in job_ids:
             with suppress(Refused):  # the job is gone
                 self.deferrals.release(self.client.job(job_id))
 
     def _members(self, carrier: Elastic, told: Fusion, tick: _Tick) -> frozenset[int]:
-        """Return those jobs that the carrier reports to train, that it may train, and that no other carrier trains.
-        Order it to drop the rest."""
+        """Return the jobs that the carrier reports to train, if it may train them and no other carrier does. Order it
+        to drop all others."""
         job = carrier.job
         jobs = (tick.seen.elastic.get(id_) for id_ in told.members if id_ not in tick.taken)
         known = [one for one in jobs if one is not None]
@@ -158,7 +155,7 @@ class Fusions:
         return waits
 
     def _drop(self, carrier: Elastic, left: Collection[int]) -> None:
-        """Order the carrier to train only the jobs `left`. The order omits their arguments, which the carrier knows."""
+        """Order the carrier to train only the jobs `left`."""
         job = carrier.job
         named = tuple(FusedMember(id_) for id_ in (job.job_id, *sorted(left)))
         try:
@@ -176,7 +173,7 @@ def read_fusion(job: HasFiles) -> Fusion | None:
 
 
 def without_fused(seen: Observation, fused: Mapping[int, int]) -> Observation:
-    """Return the observation with a refusal for each job in `fused`, because its carrier trains it."""
+    """Return the observation with a refusal for each job that a carrier trains (`fused`)."""
     if not fused:
         return seen
     elastic = dict(seen.elastic)
@@ -201,9 +198,8 @@ def carries(elastic: Elastic) -> bool:
 
 
 def candidates(carrier: Elastic, others: Collection[Elastic], ours: Collection[int], now: float) -> list[Elastic]:
-    """Return those of `others` that the carrier may train, oldest first: pending jobs with the same request that have
-    never run. A job with a hold, a dependency or a begin time is left out, unless the begin time is a deferral
-    (`ours`)."""
+    """Return the jobs of `others` that the carrier may train, oldest first: pending jobs with the same request that
+    have never run, without a hold, a dependency or a begin time. A deferral (`ours`) does not count as a begin time."""
     found = []
     for other in others:
         job = other.job.first
@@ -227,10 +223,10 @@ def _kind(elastic: Elastic) -> tuple[object, ...]:
 
 
 def members(carrier: SlurmJob, others: Collection[SlurmJob]) -> tuple[FusedMember, ...]:
-    """Return the carrier and those `others` that it may train, by their submit lines; empty if it may train none.
+    """Return the carrier and those of `others` that it may train, by their submit lines; empty if there are none.
 
-    Their commands are equal up to the script, and have equally many arguments and the same names of options. No two
-    have the same arguments, since nothing would distinguish their results.
+    Their commands are equal up to the script, and their arguments are equally many, with the same names of options. No
+    two have the same arguments.
     """
     first = _line(carrier)
     if first is None:
@@ -253,11 +249,8 @@ def members(carrier: SlurmJob, others: Collection[SlurmJob]) -> tuple[FusedMembe
 
 
 def _line(job: SlurmJob) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
-    """Return the submit line up to the script, and the arguments after it; None if the line cannot be split reliably.
-
-    Slurm joins the words by spaces, so a word that contains a space would look like two. (The job itself also compares
-    the arguments with its own.)
-    """
+    """Return the submit line up to the script, and the arguments after it. Return None if a word may contain a space,
+    since Slurm joins words by spaces."""
     line = job.submit_line
     if (
         not line.isascii()
@@ -273,5 +266,5 @@ def _line(job: SlurmJob) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
 
 
 def _option(word: str) -> str:
-    """Return an option's name: the word up to "=". Return "" for a value, such as -0.5."""
+    """Return the name of an option, up to "="; "" for a value, such as -0.5."""
     return word.partition("=")[0] if word.startswith("-") and not word[1:2].isdigit() and word[1:2] != "." else ""

@@ -5,18 +5,16 @@ that needs it (`ResizeRecord.held`), and no other hold is ever released. Once a 
 (`ResizeRecord.let_go`), a later hold is somebody else's. If an owner releases a task and holds it again between two
 ticks, the hold still counts as the companion's.
 
-slurmctld saves its state a few seconds late. If it dies before that, it restarts from an older state. A job that the
-companion held in that state is held again, and only the companion would release it. A hold counts as such a stale hold
+slurmctld saves its state a few seconds late. If it crashes, it restarts from an older state, in which a job that the
+companion has released may still be held. Only the companion would release it again. A hold counts as such a stale hold
 in three cases:
 
 - Slurm marks it as the hold of a requeue (as it marks that of an owner's `scontrol requeuehold`).
 - The block waits with the restart count with which it trained before: so the companion held it before that start.
 - slurmctld restarted shortly after the companion released the job, and has not considered starting the job since.
 
-A hold that this companion saw before the restart is somebody else's.
-
-The older state may have a block's release, but not its start. Once the companion has seen the block wait without a
-hold, a later hold is the owner's. A hold that the owner sets before that passes for the companion's.
+A hold that this companion saw before the restart is somebody else's. So is a hold on a block that the companion has
+since seen pending without a hold.
 """
 
 from __future__ import annotations
@@ -36,26 +34,24 @@ from slurm_ones.slurm.parse import started_at
 log = logging.getLogger(__name__)
 
 FORGOTTEN_S = 300.0
-"""Longest time, in seconds, between a release or the end of a block and a restart of slurmctld that loses it.
-(slurmctld saves its state every few seconds.)"""
+"""Longest time, in seconds, from an event to a restart of slurmctld that loses it. (slurmctld saves its state every few
+seconds.)"""
 
 DOWN_S = 3600.0
-"""Limit, in seconds, in place of `FORGOTTEN_S` if this companion started after slurmctld restarted. Such a companion
-does not know when slurmctld went down. A longer limit would release more jobs that their owners hold."""
+"""Limit, in seconds, in place of `FORGOTTEN_S` for a companion that started after slurmctld restarted, and so does not
+know when slurmctld went down."""
 
 
 class HeldTasks:
-    """Tasks that the companion holds, for jobs of blocks. They are derived from the stored resizes."""
+    """Tasks that the companion holds, for jobs of blocks, derived from the stored resizes."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._held: dict[int, tuple[ResizeRecord, frozenset[int]]] = {}
-        """Newest resize of each job, and the tasks held by all its resizes. It is a cache: only the newest record
-        changes."""
+        """Cache by job id: the newest resize, and the tasks held by all resizes."""
 
     def of(self, job_id: int) -> frozenset[int]:
-        """Return the job's tasks that the companion holds. A task that runs or has ended may be among them, although it
-        has no hold now."""
+        """Return the job's tasks that the companion holds, among them tasks that run or have ended."""
         if not (known := self._by_blocks(job_id)):
             return frozenset()
         if job_id not in self._held or self._held[job_id][0] is not known[-1]:
@@ -70,7 +66,7 @@ class HeldTasks:
         """Store as released the tasks that the companion held and that have no hold any more. Also store the tasks that
         wait without a hold because Slurm forgot their start. `tasks` are the job's tasks as Slurm shows them.
 
-        Tasks that an open resize holds, adds or drops are left out, unless Slurm forgot their start.
+        Tasks in an open resize are left out, unless Slurm forgot their start.
         """
         known = self._by_blocks(job_id)
         if not known or known[-1].state == State.PREPARING.value:
@@ -88,8 +84,8 @@ class HeldTasks:
             self._store.note_let_go(newest.id, sorted({*newest.let_go} | gone))
 
     def take(self, job_id: int, tasks: Iterable[int]) -> bool:
-        """Store that the companion is about to hold these tasks outside a resize. For a job without any resize by
-        blocks, store nothing and return False."""
+        """Store that the companion is about to hold these tasks outside a resize. Return False, with nothing stored,
+        for a job without a resize by blocks."""
         if not (known := self._by_blocks(job_id)):
             return False
         newest, taken = known[-1], {*tasks}
@@ -99,7 +95,7 @@ class HeldTasks:
 
     def take_back(self, job_id: int, job: SlurmJob) -> bool:
         """Store that the companion holds a task again because Slurm forgot its start, and return True. Return False if
-        Slurm did not forget it, if the companion never held the task, or if the task was released since."""
+        Slurm did not, if the companion never held the task, or if the task was released since."""
         task = task_of(job)
         of_task = [one for one in self._by_blocks(job_id) if task in one.let_go or task in ever_held_by_us([one])]
         if not of_task or task in of_task[-1].let_go or not forgot_start(self._store, job_id, job):
@@ -107,7 +103,7 @@ class HeldTasks:
         return self.take(job_id, [task])
 
     def forget(self, alive: Collection[int]) -> None:
-        """Forget all jobs but these."""
+        """Forget all jobs except these."""
         self._held = {job_id: held for job_id, held in self._held.items() if job_id in alive}
 
     def _by_blocks(self, job_id: int) -> list[ResizeRecord]:
@@ -115,26 +111,25 @@ class HeldTasks:
 
 
 def in_our_hold(job: SlurmJob, resize: ResizeRecord) -> bool:
-    """Tell whether the job waits in the hold into which this resize requeued it. A second requeue would have raised the
-    restart count, and a later hold would have changed the pending reason."""
+    """Tell whether the job waits in the hold into which this resize requeued it, by its restart count and pending
+    reason."""
     return job.pending and not job.completing and job.requeue_held and job.restart == resize.restart + 1 > 0
 
 
 def may_be_ours(job: SlurmJob) -> bool:
-    """Tell whether the job waits in a hold that neither an operator nor Slurm itself set."""
+    """Tell whether the job waits in a hold that an operator or Slurm itself did not set."""
     return job.pending and not job.completing and job.held and not job.admin_held and not job.never_starts
 
 
 def forgot_start(store: Store, job_id: int, job: SlurmJob) -> bool:
-    """Tell whether Slurm forgot that a block started: it waits in a hold, with a restart count with which it trained. A
-    requeue would have raised the count. So the hold is the one from which the companion released it, unless it was seen
-    without a hold since (`ResizeRecord.let_go`)."""
+    """Tell whether Slurm forgot that a block started: it waits in a hold with a restart count with which it trained.
+    Unless it was seen without a hold since (`ResizeRecord.let_go`), the hold is the companion's."""
     return may_be_ours(job) and _has_trained(store, job_id, job)
 
 
 def forgot_end(client: SlurmClient, store: Store, job_id: int, job: SlurmJob) -> bool:
-    """Tell whether Slurm may have forgotten the end of a running block. Then the job has reported memberships without
-    this start of the block, and slurmctld restarted shortly after the first of these."""
+    """Tell whether Slurm may have forgotten the end of a running block: memberships without it were reported, and
+    slurmctld restarted shortly after the first of these."""
     told = store.memberships(job_id)
     last = next((number for number, one in enumerate(told) if _trains(job, one)), 0)
     return last > 0 and forgotten(client, told[last - 1].time)
@@ -150,16 +145,15 @@ def _trains(job: SlurmJob, told: MembershipRecord) -> bool:
 
 
 def forgotten(client: SlurmClient, then: float, up: float = math.inf) -> bool:
-    """Tell whether slurmctld restarted after the time `then` and may have forgotten an event of that time. The event
-    must be at most `FORGOTTEN_S` older than the last time when slurmctld was seen `up`, or than the restart if that is
-    unknown."""
+    """Tell whether slurmctld restarted after the time `then` and may have forgotten an event of that time: it was seen
+    `up`, or else restarted, at most `FORGOTTEN_S` later."""
     began = _began(client)
     return then < began and min(began, up) - then <= FORGOTTEN_S
 
 
 def forgot_release(client: SlurmClient, then: float, job: SlurmJob, seen: Snapshot | None) -> bool:
-    """Tell whether slurmctld restarted and may have forgotten a release of the job at the time `then`. It has not if
-    the last snapshot `seen` is younger than the restart and shows the job waiting without a hold."""
+    """Tell whether slurmctld restarted and may have forgotten a release of the job at the time `then`. It has not if a
+    snapshot (`seen`) after the restart shows the job waiting without a hold."""
     if seen is None:
         return forgotten(client, then)
     before = seen.jobs.get(job.job_id)
@@ -175,7 +169,7 @@ def _began(client: SlurmClient) -> float:
 
 
 class StaleHolds:
-    """Release of jobs that are held although their resize is over, because Slurm forgot their release."""
+    """Release of jobs that are still held after their resize, because Slurm forgot their release."""
 
     def __init__(self, client: SlurmClient, store: Store, clock: Callable[[], float]) -> None:
         self._client = client
@@ -190,8 +184,8 @@ class StaleHolds:
     def release(self, jobs: Iterable[tuple[int, SlurmJob]], ours: Collection[JobKey]) -> None:
         """Release jobs that are still in the hold of a resize that is over; raises `Unreachable`.
 
-        Each job comes from the tick's snapshot, with the id of its record, and has no open resize. `ours` are tasks
-        that the companion holds for later use. Only jobs whose hold seems stale are read from Slurm again.
+        `jobs` are jobs of the tick's snapshot without an open resize, each with the id of its record. `ours` are tasks
+        that the companion holds for later use.
         """
         now = self._clock()
         held = {job.key: (id_, job) for id_, job in jobs if may_be_ours(job) and job.key not in ours}
@@ -212,10 +206,7 @@ class StaleHolds:
 
     def _is_stale(self, id_: int, job: SlurmJob, began: float) -> bool:
         """Tell whether a companion set the hold: it requeued the job into it, or slurmctld forgot the release when it
-        restarted at `began` (0 if it did not restart).
-
-        All resizes of the job are checked, because the last one may have ended on finding this hold.
-        """
+        restarted at `began` (0 if it did not). All resizes of the job are checked."""
         resizes = self._store.resizes_of(id_).values()
         if any(job.job_id == id_ and in_our_hold(job, resize) and self._requeued(resize) for resize in resizes):
             return True
@@ -226,8 +217,8 @@ class StaleHolds:
         return bool(lost) and not self._considered(job, max(lost))
 
     def _considered(self, job: SlurmJob, since: float) -> bool:
-        """Tell whether Slurm has considered starting the job after the time `since`, so that it was not held then; True
-        if Slurm does not show it."""
+        """Tell whether Slurm has considered starting the job after `since`, so that the job was not held then; True if
+        unknown."""
         try:
             seen = self._client.details([job.job_id]).get(job.job_id)
         except Refused:
@@ -239,8 +230,8 @@ class StaleHolds:
         return any(step.state == State.REQUEUING for step in self._store.resize_steps(resize.id))
 
     def _released(self, resize: ResizeRecord, job: SlurmJob) -> float:
-        """Return the time at which this resize last saw the job released; infinity if it did not hold or release the
-        job."""
+        """Return the Unix time at which this resize last saw the job released; infinity if it did not hold or release
+        it."""
         steps, added = self._store.resize_steps(resize.id), dict(resize.added)
         if added and (not job.array_id or task_of(job) not in added):
             return math.inf

@@ -1,4 +1,4 @@
-"""Base class of the resizes, with Slurm's client, the database, the job's reports, and the only method that stores a
+"""Base class of the resizes: Slurm's client, the database, the job's reports, and the only method that stores a
 state."""
 
 from __future__ import annotations
@@ -33,26 +33,24 @@ class ResizeReports(Protocol):
     """Reports for which a resize waits."""
 
     def drained(self, job: WholeJob, restart: int, order: int) -> float | None:
-        """Return when the job reported the checkpoint that this drain order asked for; None before that."""
+        """Return the time at which the job reported the checkpoint of this drain order; None before that."""
 
     def gone(self, job: WholeJob, restart: int) -> bool:
         """Tell whether the drained run has reported that its processes end."""
 
     def restarted(self, job: WholeJob, after_restart: int) -> float | None:
-        """Return the pause of training, in seconds, that a run later than `after_restart` reported at its start; None
-        before that."""
+        """Return the pause of training, in seconds, as reported by the first run after `after_restart`; None before
+        that."""
 
     def membership(self, job: WholeJob, order: int | None = None) -> MembershipRecord | None:
-        """Return the newest membership that the job reported, or with `order` the newest that names this order. None
-        if there is none."""
+        """Return the newest membership that the job reported, or with `order` the newest that names this order; None
+        without one."""
 
 
 @dataclass
 class Machine:
-    """Connections and memory that the actions of all resizes share.
-
-    This memory may be lost in a crash, since actions can be repeated and deadlines are in the database.
-    """
+    """Connections and memory that all resizes share. The memory may be lost: actions can be repeated, and deadlines are
+    stored."""
 
     client: SlurmClient
     store: Store
@@ -67,8 +65,7 @@ class Machine:
     other_order: Callable[[WholeJob], int] = lambda job: 0
     """Function that returns the number of the newest order that another companion gave a job; 0 for none."""
     read_spec: Callable[[WholeJob], tuple[Spec | None, str]] = lambda job: (None, "")
-    """Function that returns the spec that a job reports, or None, and a problem in words if parts of it are not
-    believed."""
+    """Function that returns the spec that a job reports, or None, and a problem in words."""
     guests: Guests = field(default_factory=dict)
     """Queue of the guests in each partition."""
     whole_node_gpus: Mapping[str, int] = field(default_factory=dict)
@@ -77,11 +74,10 @@ class Machine:
     seen: Snapshot | None = None
     """Snapshot of the last tick; None before the first."""
     new: set[int] = field(default_factory=set)
-    """Ids of the resizes that this companion began and has not advanced since. A task that is held at the first advance
-    was held by somebody else."""
+    """Ids of the resizes that this companion began and has not advanced since. A hold found at the first advance is
+    somebody else's."""
     gains: dict[int, float] = field(default_factory=dict)
-    """Expected gain (`Order.gain`) of each resize that this companion began, by resize id. It only appears in the job's
-    log."""
+    """Expected gain (`Order.gain`) of each resize that this companion began, by resize id, for the job's log."""
     _ended: list[ResizeRecord] = field(default_factory=list, init=False)
     _asked: dict[tuple[int, Stage], float] = field(default_factory=dict, init=False)
     """Time of the last action in each stage, by resize id and stage."""
@@ -96,8 +92,8 @@ class Machine:
     # -- when an action is due, and when it is too late ----------------------------------------------------------------
 
     def due(self, resize: ResizeRecord, *, once: bool = False) -> bool:
-        """Tell whether the action of this state is to be done now: at the first call, and again after `ASK_AGAIN_S`
-        unless `once`. After a restart of the companion it is due again."""
+        """Tell whether the action of this state is to be done now: at the first call, and unless `once` again after
+        `ASK_AGAIN_S`."""
         key = (resize.id, Stage.of(resize))
         asked = self._asked.get(key)
         # A clock that was set back must not delay the action.
@@ -107,8 +103,7 @@ class Machine:
         return True
 
     def late(self, resize: ResizeRecord) -> bool:
-        """Tell whether the deadline of this state is past. A deadline impossibly far ahead counts as past, since the
-        clock must have been set back."""
+        """Tell whether the deadline of this state is past, or impossibly far ahead because the clock was set back."""
         if resize.deadline is None:
             return False
         longest = max(DRAIN_WAIT_S, *map(self._lasts, LASTS))
@@ -122,11 +117,11 @@ class Machine:
         return float(getattr(self.settings, LASTS[state]))
 
     def just_requeued(self, resize: ResizeRecord, job: WholeJob) -> bool:
-        """Tell whether the requeued job was first seen ready less than `settle_s` ago, so that it must not start yet.
+        """Tell whether the requeued job was first seen ready less than `settle_s` ago, so that it must not
+        start yet.
 
-        Slurm ends a job's processes on a node by the job's id. If the node's daemon does not answer, as during its
-        restart, Slurm repeats the command a second later. A new run of the same job would then be killed too. Slurm's
-        own delay after a requeue, which `start_now` skips, prevents this.
+        Slurm ends a job's processes on a node by the job's id, and repeats this if the node's daemon does not answer.
+        That would end a new run of the job too.
         """
         if not (self.settings.start_now and job.pending and resize.restart >= 0):
             return False
@@ -134,27 +129,26 @@ class Machine:
         return 0.0 <= now - self._requeued.setdefault(resize.id, now) < self.settings.settle_s
 
     def drained(self, resize: ResizeRecord, job: WholeJob) -> float | None:
-        """Return when the job reported the checkpoint of the resize's drain order; None before that. The job's clock
-        may be behind the companion's, so the result is at least the time at which the resize began. The time at which
-        the report was found proves nothing, since the file may show it late."""
+        """Return the time at which the job reported the checkpoint of the resize's drain order; None before that. By
+        the job's own clock, but not before the resize began."""
         found = self.reports.drained(job, resize.restart, resize.order_number or 0)
         return None if found is None else max(found, min(resize.started, self.clock()))
 
     # -- what both mechanisms do ---------------------------------------------------------------------------------------
 
     def is_another(self, job: WholeJob) -> bool:
-        """Tell whether Slurm has given the job's id to a new job, as it may after it lost its state."""
+        """Tell whether Slurm has given the job's id to a new job, after it lost its state."""
         known = self.store.jobs([job.job_id]).get(job.job_id)
         # At a requeue Slurm shows the new submission time before it counts the restart.
         fresh = not any(block.restart or block.completing for block in job.blocks)
         return known is not None and fresh and job.submit_time > known.submit_time
 
     def hindered(self, resize: ResizeRecord, job: WholeJob) -> Reason | None:
-        """Return the reason to stop this resize before the job has its new size; None if there is none.
+        """Return the reason to stop this resize before the job has its new size, else None. A resize that is being
+        rolled back is never stopped.
 
         The resize may no longer be wanted, the strategy may be unable to use the new size, or a reservation may prevent
-        a new start. A resize that is being rolled back is never stopped. Raises `NoAnswer` if the job's files cannot be
-        read now and the deadline is not past.
+        a new start. Raises `NoAnswer` if the job's files cannot be read now and the deadline is not past.
         """
         if resize.back:
             return None
@@ -205,8 +199,8 @@ class Machine:
         self.client.release(key, start_now=False)
 
     def ask_for_few_switches(self, job: WholeJob, shape: Shape) -> None:
-        """Ask Slurm to prefer the fewest leaf switches for this shape; Slurm drops the preference after a while. A
-        refusal is only logged. A preference that the owner set stays."""
+        """Ask Slurm to prefer the fewest leaf switches for this shape, unless the owner set a preference. A refusal is
+        only logged."""
         if self.taper <= 1 or self.seen is None:
             return
         most = fewest_switches(self.seen, job.home.partition, shape.nodes)
@@ -232,8 +226,8 @@ class Machine:
         deadline: float | None = None,
         pause_s: float | None = None,
     ) -> ResizeRecord:
-        """Store the resize's next state. By default `back` stays as it is, and the deadline follows from `LASTS`. This
-        is the only method that stores states. Raises `IllegalTransition`."""
+        """Store the resize's next state. By default `back` stays as it is, and the deadline follows from `LASTS`.
+        Raises `IllegalTransition`."""
         after = Stage(state, not state.final and (resize.back if back is None else back))
         if after not in TRANSITIONS.get(Stage.of(resize), ()):
             raise IllegalTransition(f"a resize does not go from {Stage.of(resize)} to {after}")

@@ -41,7 +41,7 @@ from slurm_ones.untrusted_files import (
 log = logging.getLogger(__name__)
 
 AHEAD_S = 86_400.0
-"""Largest plausible lead of an order's number over the clock, in seconds. (Numbers are times.)"""
+"""Largest number of seconds by which an order's number, a time, may be ahead of the clock."""
 
 
 class OrderError(Exception):
@@ -49,8 +49,8 @@ class OrderError(Exception):
 
 
 def order_path(job: HasFiles, spool: Path | None) -> Path:
-    """Return the path of the job's order: in the spool if this process cannot write into the job's directory, else
-    there. Raises `NotBelieved`."""
+    """Return the path of the job's order: in the job's directory if this process can write there, else in the spool.
+    Raises `NotBelieved`."""
     if spool is not None and foreign(job):
         return spool / spool_order_name(job.job_id)
     return job_directory(job) / ORDERS
@@ -91,15 +91,13 @@ class OrderWriter:
     """Highest order number that this companion has written to any job."""
 
     def next_number(self, job: HasFiles) -> int:
-        """Return the number for the job's next order: Unix time in milliseconds, or one more than the present order's
-        number if that is higher. So numbers rise even if the clock was set back, or a file system shows an older
-        order."""
+        """Return the number for the job's next order: Unix time in milliseconds, or if that is higher, one more than
+        the present order's number."""
         now = round(self.clock() * 1000)
         return max(now, self.last_number(job) + 1, self._newest + 1 if now < self._newest else 0)
 
     def last_number(self, job: HasFiles) -> int:
-        """Return the number of the job's present order; 0 if it cannot be read. A user who forges a number affects only
-        his own job."""
+        """Return the number of the job's present order; 0 if it cannot be read."""
         last = 0
         for owner in {os.geteuid(), job.uid}:
             try:
@@ -112,8 +110,7 @@ class OrderWriter:
         return last
 
     def write(self, job: HasFiles, order: Order, *, wake: SlurmJob | None = None) -> None:
-        """Replace the job's present order. If the block `wake` runs, signal it to read the new one. Raises
-        `OrderError`."""
+        """Replace the job's present order, and signal the block `wake`, if it runs, to read it. Raises `OrderError`."""
         self.check()
         write_order(job, order, self.spool)
         # A number far ahead follows one that the job's user forged. It must not raise the numbers of other jobs'
@@ -126,7 +123,7 @@ class OrderWriter:
                 self.client.signal(wake.key, LOOK_SIGNAL)
 
     def mark(self) -> None:
-        """Mark the spool as in use. Companions of single users then do not act on jobs that read this spool."""
+        """Mark the spool as in use: then companions of single users do not act on jobs that read it."""
         if self.spool is None:
             return
         self.check()
@@ -144,8 +141,7 @@ class OrderWriter:
                 remove(self.spool / SPOOL_MARK)
 
     def clear(self, alive: Container[int]) -> None:
-        """Remove the orders of ended jobs from the spool, before new jobs with the same ids read them. If a removal
-        fails, the next call tries again."""
+        """Remove the orders of ended jobs from the spool, before new jobs with the same ids read them."""
         if self.spool is None:
             return
         self.check()

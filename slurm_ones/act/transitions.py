@@ -1,13 +1,12 @@
 """States of a resize: which may follow which and why, and how long each may last.
 
-A state is stored before its action is done, so it means "this is about to happen, or has happened". Only `Machine.move`
-stores states; a step that is not in the table raises `IllegalTransition`. The picture in docs/architecture.md is made
-from the table: ``python -m slurm_ones.act.transitions``.
+A state is stored before its action is done, so it means "this is about to happen, or has happened". A step that is not
+in the table raises `IllegalTransition`. The picture in docs/architecture.md is made from the table: ``python -m
+slurm_ones.act.transitions``.
 
 A resize is rolled back if Slurm refuses it, its owner opts out, or the job waits too long. It then passes through the
 same states on its way to the job's old shape (`ResizeRecord.back`). A job that somebody else holds, or that waits for
-its earliest start, gets its old shape without another hold. Slurm does not show whether such a job would ever start at
-the new shape.
+its earliest start, gets its old shape without another hold.
 """
 
 from __future__ import annotations
@@ -38,8 +37,7 @@ class State(str, Enum):
     JOINING = "joining"
     """The job trains on until all joining blocks are ready, then reports the new membership."""
     LEAVING = "leaving"
-    """Blocks that left end, and their tasks are held again. In a resize that is rolled back these are the joining
-    blocks."""
+    """Blocks that left (in a roll-back: joining blocks) end, and their tasks are held again."""
     DONE = "done"
     ROLLED_BACK = "rolled_back"
     ABANDONED = "abandoned"
@@ -53,8 +51,7 @@ class State(str, Enum):
 
 
 class Direction(Enum):
-    """Direction of a resize before and after a step: forward, or rolled back. Each value lists the pairs of
-    `Stage.back` before and after the step that it allows."""
+    """Directions of a resize, forward or rolled back, before and after a step: pairs of `Stage.back` that it allows."""
 
     THERE = ((False, False),)
     BACK = ((True, True),)
@@ -132,7 +129,7 @@ EDGES = (
     Edge(BLOCKS, State.LEAVING, _BACK, State.ROLLED_BACK, "the order is cancelled, the joining blocks are in our hold"),
     Edge(BLOCKS, State.LEAVING, _AFTER_ALL, State.LEAVING, "the job followed the order before it could be cancelled"),
 )
-"""All allowed transitions, except those to `ended`, which may follow every state that is not final."""
+"""All allowed transitions, except that to `ended`, which may follow every state that is not final."""
 
 FINAL = frozenset(State) - {edge.before for edge in EDGES}
 
@@ -156,15 +153,13 @@ LASTS = {
     State.JOINING: "blocks_wait_s",
     State.LEAVING: "blocks_wait_s",
 }
-"""Setting of `config.ResizeSettings` with the longest time, in seconds, that each state may last."""
+"""Name of the field of `config.ResizeSettings` with the longest time, in seconds, that each state may last."""
 
 HOLDS_JOB = frozenset({State.REQUEUING, State.PARKING, State.HOLDING, State.RESHAPING, State.RELEASING})
-"""States in which the companion may hold the job. A resize in one of them is not given up before the job is
-released."""
+"""States in which the companion may hold the job; it releases the job before it gives up the resize."""
 
 NEEDS_COMPANION = HOLDS_JOB | {State.DRAINING, State.PREPARING, State.OPENING, State.LEAVING}
-"""States in which a job or GPUs would stay idle if no companion ran. In all others the job trains, or starts by
-itself."""
+"""States in which a job or GPUs would stay idle if no companion ran."""
 
 
 class IllegalTransition(Exception):
@@ -179,8 +174,8 @@ def first_state(mechanism: str, *, running: bool = True) -> State:
 
 
 def picture() -> str:
-    """Return the table as a Mermaid state diagram. The state `ended` is left out, since every state that is not final
-    leads to it."""
+    """Return the table as a Mermaid state diagram, without the state `ended`, to which every state that is not final
+    leads."""
     lines = [
         "stateDiagram-v2",
         f"    [*] --> {first_state(REQUEUE).value}: the job runs",
