@@ -1,8 +1,8 @@
 """End of a rank's process: files are flushed, `atexit` handlers are called, and the script's exit code is kept.
 
-The interpreter's own teardown is skipped: in it, a thread of gloo that still holds a Python callback may abort the
-process (torch 2.13). A finished job would then count as failed. So the steps of the teardown are done here, in the same
-order: threads, `atexit`, the main module's names, open files.
+The interpreter's own teardown is skipped, because a thread of gloo that still holds a Python callback may abort the
+process in it (torch 2.13). A finished job would then count as failed. The steps of the teardown are done here, in the
+same order: threads, `atexit`, the main module's names, open files.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from ones_wrapper.process.hooks import CHECKPOINT, FLAGS, LOOK, STOP, drop_exit_
 from ones_wrapper.process.log import log
 
 LONGEST_S = 10.0
-"""Longest time, in seconds, in which a rank ends while others wait for it: in a resize, a stop, or after an error.
-Slurm kills processes 30 s after its signal (KillWait). The end of a finished script has no limit."""
+"""Longest time in seconds in which a rank ends while others wait for it: in a resize, a stop, or after an error. Slurm
+kills processes 30 s after its signal (KillWait). There is no limit at the end of a finished script."""
 
 
 _FILE: type = io.IOBase.__mro__[1]
-"""Base class of all file classes in C and Python. A check against it takes a tenth of the time of a check against
-`io.IOBase`."""
+"""Base class of all file classes in C and Python. `isinstance` with it takes a tenth of the time that `io.IOBase`
+takes."""
 
 
 def flush_files() -> None:
     """Flush stdout, stderr, open regular files, buffering log handlers and C's streams; files stay open. Takes some
-    milliseconds, for a walk over all of the script's objects."""
+    milliseconds, because all objects of the script are searched."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):  # the script may have put anything there
             stream.flush()
@@ -58,8 +58,8 @@ def leave(code: int, *, main: dict[str, Any] | None = None) -> NoReturn:
     """End this rank's process with an exit code, as the interpreter would, but without its teardown.
 
     `main` holds the names of the script's main module. They are dropped, so that objects without other references are
-    finalised (archives, HDF5 files). If the caller is not the main thread, the script's threads, names and exit hooks
-    are skipped.
+    finalised (archives, HDF5 files). A caller that is not the main thread skips the script's threads, names and exit
+    hooks.
     """
     in_main = threading.current_thread() is threading.main_thread()
     if in_main:
@@ -83,7 +83,7 @@ def leave(code: int, *, main: dict[str, Any] | None = None) -> NoReturn:
 
 
 def _take(steps: deque[Callable[[], None]]) -> None:
-    """Call the remaining steps. Each is called once, even if two threads do this."""
+    """Call the remaining steps, each only once even if two threads do this."""
     while steps:
         step = steps.popleft()
         try:
@@ -95,7 +95,7 @@ def _take(steps: deque[Callable[[], None]]) -> None:
 
 
 def _end_late(steps: deque[Callable[[], None]], ending: threading.Lock, code: int) -> None:
-    """End the process after `LONGEST_S` seconds. The remaining steps are called first."""
+    """Call the remaining steps after `LONGEST_S` seconds, and end the process."""
     time.sleep(LONGEST_S)
     with ending:
         log(f"a thread or an exit handler of the script took more than {LONGEST_S:g} s; the rank ends without waiting")

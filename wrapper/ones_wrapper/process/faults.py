@@ -1,8 +1,8 @@
-"""Four classes of errors: of a device, of the configuration, of a peer, and of the script. Each has its own
-consequence.
+"""Four classes of errors with different consequences: of a device, of the configuration, of lost ranks, and of the
+script.
 
 Texts of CUDA and NCCL are searched first, since they name the cause. The words "NCCL" or "peer" prove little: "peer
-access is not supported" is no lost peer, and a GPU's error may be inside an NCCL error. Texts are those of
+access is not supported" is no lost rank, and a GPU's error may be inside an NCCL error. Texts are those of
 cudaGetErrorString (CUDA 12, 13), ncclGetErrorString (NCCL 2.30) and torch 2.6 to 2.14.
 """
 
@@ -57,8 +57,8 @@ def fault_in(text: str) -> Fault:
 
 
 def fault_of(error: BaseException) -> Fault:
-    """Return the class of an error that a script raised. Only the texts of RuntimeErrors are searched, since torch
-    raises these for devices and peers."""
+    """Return the class of an error that a script raised. Only the texts of RuntimeErrors are searched, because torch
+    raises these for devices and lost ranks."""
     if isinstance(error, ConfigurationError):
         return Fault.CONFIGURATION
     return fault_in(str(error)) if isinstance(error, RuntimeError) else Fault.SCRIPT

@@ -1,8 +1,8 @@
 """Detection of ranks that hang: each rank writes the time of its last step boundary into memory shared with its
 launcher.
 
-After the death of a peer, the loss of a network, or a deadlock, ranks may wait for ever. The detector ends hung ranks,
-and training continues from the last checkpoint. The user sets one limit for both steps and collectives.
+After the death of another rank, the loss of a network, or a deadlock, ranks may wait for ever. The detector ends hung
+ranks, and training continues from the last checkpoint. The user sets one limit for both steps and collectives.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ def limit_s(env: Mapping[str, str]) -> float:
 
 
 def collective(env: Mapping[str, str]) -> timedelta:
-    """Return the time limit of a collective, in which other ranks may wait for one rank's evaluation. NCCL's own limit
-    of 10 minutes would abort such a wait."""
+    """Return the time limit of a collective, which must cover one rank's evaluation while other ranks wait. NCCL's own
+    limit of 10 minutes is too short for that."""
     return timedelta(seconds=limit_s(env)) or _FOR_EVER
 
 
 class Standstill:
-    """Detection of pauses of this process: its node was suspended, or Slurm suspended the job. Other processes were
-    suspended or unreachable as well, so that this time does not count as their silence."""
+    """Detection of pauses of this process, because its node or its job was suspended. Other processes may have been
+    suspended, too, so that a pause does not count as their silence."""
 
     MOST_S = 2.0
     """Seconds between two calls of `look` from which this process counts as paused."""
     COUNTS_S = 0.5
-    """Seconds of each pause that count as silence of the other processes nevertheless. Without them, a process that
-    always calls `look` late would never find another process silent."""
+    """Seconds of each pause that count as silence all the same. Otherwise a process that always calls `look` late would
+    never find another process silent."""
 
     def __init__(self) -> None:
         self._last = time.monotonic()
 
     def look(self) -> float:
-        """Return the seconds since the last call that do not count, because of a pause; 0 without one. Call this
+        """Return the seconds since the last call that do not count, because of a pause; 0 without a pause. Call this
         several times a second."""
         last, self._last = self._last, time.monotonic()
         between = self._last - last
@@ -63,15 +63,15 @@ class Heartbeats:
     def __init__(self, ranks: int) -> None:
         self._beats = memoryview(mmap.mmap(-1, 8 * ranks)).cast("d")
         self._excused = [(0.0, 0.0)] * ranks
-        """(last beat, seconds of pauses since then) of each rank."""
+        """(last beat, seconds of pauses since then) for each rank."""
 
     def beat(self, local_rank: int, now: float) -> None:
         """Record that this rank was at a step boundary at the time `now`; 0 ends its watch."""
         self._beats[local_rank] = now
 
     def stood_still(self, now: float, seconds: float) -> None:
-        """Excuse all ranks for the `seconds` before `now`, in which they were paused like the caller. Pauses add up,
-        since a scheduler may suspend jobs in turn."""
+        """Do not count the `seconds` before `now` as silence of any rank, since all were paused like the caller. Pauses
+        add up, since a scheduler may suspend jobs in turn."""
         for rank, beat in enumerate(self._beats):
             self._excused[rank] = beat, self._excuse(rank, beat) + min(seconds, now - beat)
 
@@ -92,14 +92,14 @@ _own: tuple[Heartbeats, int] | None = None
 
 
 def watch_rank(board: Heartbeats, local_rank: int) -> None:
-    """Make `beat` and `pause` of this process write the entry of this local rank."""
+    """Make `beat` and `pause` in this process write to the entry of this local rank."""
     global _own
     _own = (board, local_rank)
 
 
 def beat() -> None:
-    """Record that this rank is at a step boundary, or makes progress otherwise. The first call starts the watch. Takes
-    less than a microsecond. Does nothing if the rank has no detector."""
+    """Record that this rank is at a step boundary, or makes other progress. The first call starts the watch. Takes less
+    than a microsecond. Does nothing in a rank without a detector."""
     if _own is not None:
         _own[0].beat(_own[1], time.monotonic())
 
@@ -111,8 +111,8 @@ def pause() -> None:
 
 
 def watch_this_process(limit_s: float, end: Callable[[], None]) -> None:
-    """Watch this process without a node launcher (MPI): a thread calls `end` when it hangs. The thread also runs while
-    the main thread waits in a library, which is how ranks hang."""
+    """Watch this process without a node launcher (MPI): a thread calls `end` if the process hangs. The thread also runs
+    while the main thread waits in a library."""
     if limit_s <= 0:
         return
     board = Heartbeats(1)

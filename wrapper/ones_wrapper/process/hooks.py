@@ -4,8 +4,8 @@ Signals set flags; all ranks act on them together at the next step boundary. SIG
 and then a stop (`srun` forwards only SIGUSR2); SIGUSR1 requests only a checkpoint. Slurm may signal launcher and ranks,
 so that a rank may get a signal twice.
 
-Exit hooks are called with the script's exit code when the script ends. `atexit` does not know the code of
-`sys.exit(3)`, so the process that runs the script calls the exit hooks itself.
+Exit hooks are functions called with the script's exit code when the script ends. The process that runs the script calls
+them, since `atexit` does not know the code of `sys.exit(3)`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LOOK = (signal.Signals[f"SIG{LOOK_SIGNAL}"],)
 """Signal on which a rank reads its orders at once."""
 
 QUIET_S = 2.0
-"""Seconds after a checkpoint in which another request for one is ignored, as a copy of the same signal."""
+"""Seconds after a checkpoint in which a further request for one is ignored, as a copy of the same signal."""
 
 
 class Flags:
@@ -43,16 +43,16 @@ class Flags:
         self.armed = False
         """True if a later step boundary will act on the flags. If False, a stop signal ends the script at once."""
         self.leaving = False
-        """True if other processes wait for the end of this one although its exit code is 0."""
+        """True if other processes wait for the end of this one even with exit code 0."""
         self.tested = False
-        """True if this is a rank of `testing`. A test's body leaves its loop to continue at another world size."""
+        """True in a rank of `testing`: a test's body may leave its loop to continue at another world size."""
         self._quiet_until = 0.0
         self.scripts: dict[int, Callable[[int, FrameType | None], object]] = {}
-        """The script's own handlers by signal, which are called after ours."""
+        """The script's own handlers by signal. Our handlers call them."""
         self.called = False
         """True after a handler of the script was called."""
         self._waiting: list[int] = []
-        """Signals for which the script's handler is to be called at a step boundary."""
+        """Signals for which the script's handler will be called at a step boundary."""
         self._calling = False
 
     def handle(self, number: int, frame: FrameType | None) -> None:
@@ -90,9 +90,8 @@ class Flags:
             self._calling = False
 
     def call_waiting(self) -> None:
-        """Call the script's handlers for signals that came during training, after the checkpoint that they request. If
-        a handler were called at once, and the script left its loop because of it, each rank might do so at another
-        step."""
+        """Call the script's handlers for signals that came during training, after the checkpoint that these request. If
+        called at once, a handler might make the script leave its loop, on each rank at another step."""
         waiting, self._waiting = self._waiting, []
         for number in waiting:
             self._call_script(number, None)
@@ -126,7 +125,7 @@ FLAGS = Flags()
 
 
 ExitHook = Callable[[int, str], None]
-"""Function that gets the exit code, and the text of an uncaught error or ''."""
+"""Function that gets the exit code, and the text of an uncaught error or an empty text."""
 
 ErrorClassifier = Callable[[BaseException], tuple[int, str] | None]
 """Function from an uncaught error to (exit code, text); None for errors that it does not know."""
@@ -150,7 +149,7 @@ def on_exit(callback: ExitHook) -> None:
 
 
 def on_error(classifier: ErrorClassifier) -> None:
-    """Register a function that may choose the exit code for uncaught errors of the script."""
+    """Register a function that may choose the exit code of the script's uncaught errors."""
     _classifiers.append(classifier)
 
 
@@ -207,8 +206,8 @@ _DEEP = 4
 
 
 def requeue_conflict(env: Mapping[str, str] = os.environ) -> str:
-    """Return a message with a remedy if another library would also requeue the job; empty if none was found. A batch
-    script that calls `scontrol requeue` itself is not noticed."""
+    """Return a message with a remedy if another library would also requeue the job; empty if none was found. A
+    `scontrol requeue` in the batch script is not found."""
     if env.get("SUBMITIT_EXECUTOR") == "slurm":
         return _SUBMITIT.format(sign="SUBMITIT_EXECUTOR=slurm")
     for number in sorted(signal.valid_signals()):

@@ -1,8 +1,8 @@
 """Nodes and ranks of this start of the job, and the rank of each process.
 
-Slurm sets the shape at each start. But the environment that `sbatch` stored still has the counts of the job's first
-shape, which launchers would use. So these variables are removed. Each process then compares the rank from its launcher
-with the plan of `ones-run`. A wrong placement fails at the start; otherwise ranks might train without each other.
+Slurm sets the shape at each start, but the environment that `sbatch` stored still has the counts of the job's first
+shape. These variables are removed, because launchers would use them. Each process compares the rank from its launcher
+with the plan of `ones-run`. A wrong placement fails at the start, since ranks might otherwise train without each other.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _STALE = (
     "MPI_LOCALRANKID MPI_LOCALNRANKS",
 )
 STALE = frozenset(" ".join(_STALE).split())
-"""Variables of an older shape, or of another step's layout, that `srun` and MPI would use."""
+"""Variables of an older shape, or of another step's layout, which `srun` and MPI would use."""
 
 STALE_PREFIXES = ("OMPI_COMM_WORLD_", "MV2_COMM_WORLD_", "PMIX_SERVER_")
 
@@ -72,14 +72,14 @@ def number(env: Mapping[str, str], name: str) -> int | None:
 
 
 def free_port() -> int:
-    """Return a free port of this machine. It is not reserved, so another process may take it."""
+    """Return a free port of this machine. It is not reserved: another process may take it."""
     with socket.create_server(("", 0)) as listener:
         return int(listener.getsockname()[1])
 
 
 def allocation(env: Mapping[str, str], asked: int | None) -> NodeAllocation:
     """Return the allocation that `env` describes. `asked` is the number of ranks per node, for sites where Slurm
-    manages no GPUs. If Slurm gives a number of GPUs, that is used, since a resize changes it. Raises `LaunchError`."""
+    manages no GPUs. Slurm's number of GPUs takes precedence, since a resize changes it. Raises `LaunchError`."""
     restart = number(env, "SLURM_RESTART_COUNT") or 0
     if not env.get("SLURM_JOB_ID"):
         return NodeAllocation(1, asked or 1, "127.0.0.1", restart=restart)
@@ -104,7 +104,7 @@ def allocation(env: Mapping[str, str], asked: int | None) -> NodeAllocation:
 
 def idle_gpus(env: Mapping[str, str], world: int) -> str:
     """Return an error message if a launcher other than `ones-run` started another number of ranks than the job has
-    GPUs. Empty if the numbers agree, or if Slurm manages no GPUs."""
+    GPUs. Empty if the numbers are equal, or if Slurm manages no GPUs."""
     each, nodes = _count(env, "SLURM_GPUS_ON_NODE"), _count(env, "SLURM_JOB_NUM_NODES") or 1
     if "ONES_LAUNCHED" in env or not each or each * nodes == world:
         return ""
@@ -134,13 +134,13 @@ _MPI = (
     ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
     ("PMIX_RANK", "", "", ""),
 )
-"""Variables of each process manager, as (rank, size, local rank, local size); an empty name if it has no such
-variable."""
+"""Variables of each process manager as (rank, size, local rank, local size); empty for a variable that it does not
+set."""
 
 
 @dataclass(frozen=True)
 class ProcessNumber:
-    """Rank and size that a launcher gave to a process; None for what it does not give. `source` is the variable of the
+    """Rank and sizes that a launcher gave to a process; None for a missing one. `source` is the variable with the
     rank."""
 
     rank: int
@@ -182,7 +182,7 @@ def contract(has: NodeAllocation, attempt: int, retries: int) -> dict[str, str]:
 
     `attempt` is the number of earlier starts of the ranks in this allocation, `retries` the largest number allowed.
     With these variables scripts and frameworks behave as under torchrun: they neither read ranks from Slurm nor requeue
-    the job. No torchrun agent has a store at `MASTER_PORT`: `env://` connects to the job's own store
+    the job. At `MASTER_PORT` there is no torchrun agent, but the job's own store, to which `env://` connects
     (`network.rendezvous`).
     """
     return {
@@ -199,8 +199,8 @@ def _count(env: Mapping[str, str], name: str) -> int | None:
 
 
 def find_task(env: Mapping[str, str], launcher: str) -> ProcessNumber:
-    """Return the number that the launcher gave to this process. Raises `LaunchError` if it gave none. Under `mpirun`,
-    Slurm's variables are used last, since they may be those of the batch script or of Hydra's proxies."""
+    """Return rank and sizes that the launcher gave to this process. Raises `LaunchError` if it gave no rank. Under
+    `mpirun`, Slurm's variables are used last, since they may belong to the batch script or to Hydra's proxies."""
     if launcher == "local":
         return ProcessNumber(0, 1, 0, 1, "local")
     for names in (_SLURM, *_MPI) if launcher == "srun" else (*_MPI, _SLURM):
@@ -214,8 +214,8 @@ def find_task(env: Mapping[str, str], launcher: str) -> ProcessNumber:
 
 
 def check(task: ProcessNumber, tasks: int, tasks_per_node: int, launcher: str) -> None:
-    """Raise `LaunchError`, with a remedy, if a process's numbers are not as planned: `tasks` processes,
-    `tasks_per_node` on each node."""
+    """Raise `LaunchError`, with a remedy, unless there are `tasks` processes, `tasks_per_node` on each node, in the
+    order of nodes."""
     wrong = ""
     if task.size == 1 < tasks:
         wrong = f"each process believes that it has no others, and there should be {tasks}"

@@ -1,7 +1,7 @@
 """Protection of a DataLoader's workers against signals to their rank.
 
-Slurm signals every process of a step. If a worker died of a signal, its rank would end with an error, just when the
-rank writes its checkpoint.
+Slurm signals every process of a step. If a worker died of a signal, its rank would end with an error while it writes
+its checkpoint.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ _DATA_LOADER = "torch.utils.data.dataloader"
 
 
 def shield_workers() -> None:
-    """Make the workers of all DataLoaders, also the script's own, ignore the rank's signals if they are forked from now
-    on."""
+    """Make the workers of all DataLoaders that are forked from now on ignore the rank's signals."""
     os.register_at_fork(after_in_child=_in_child)
 
 
