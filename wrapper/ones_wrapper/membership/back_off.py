@@ -14,9 +14,9 @@ from ones_wrapper.files.small_files import read_json, replace_small
 from ones_wrapper.membership.plan import Member
 
 AGAIN_S, MOST_AGAIN_S = 30.0, 600.0
-"""Shortest and longest wait after a failure, in seconds; each further failure doubles the wait."""
+"""Shortest and longest wait after a failure in seconds. Each further failure doubles the wait."""
 SOON_S = 60.0
-"""Longest life, in seconds, of a membership whose loss counts as a failure. The first loss causes no wait, since any
+"""Longest duration in seconds of a membership whose loss counts as a failure. The first loss causes no wait, since any
 node may fail."""
 LOST = "lost.json"
 _MOST_BYTES = 1 << 16
@@ -32,15 +32,17 @@ def _wait_s(count: int) -> float:
 
 
 class BackOff:
-    """Failures that the leader of a term knows: plans that failed, and memberships that were lost."""
+    """Failures known to the leader of a term: plans that failed, and memberships that were lost."""
 
     def __init__(self, folder: Path, array: int) -> None:
         """`folder` is the job's folder `hot/`, `array` the job's id."""
         self._path, self._array = folder / LOST, array
         self._losses = self._read()
-        """Losses of memberships with new blocks, by name: (number of losses, Unix time at which the last one began)."""
+        """Losses of memberships with new blocks, by the members' names: (number of losses, Unix time at which the last
+        such membership began)."""
         self._failures: dict[str, tuple[int, float]] = {}
-        """Failures of plans by name: (failures in this term, monotonic time until which the plan must wait)."""
+        """Failures of plans, by the members' names: (failures in this term, monotonic time until which the plan must
+        wait)."""
         for name, (count, at) in self._losses.items():
             left_s = _wait_s(count - 1) - (time.time() - at)
             if left_s > 0:
@@ -73,7 +75,7 @@ class BackOff:
                 self._write()
 
     def stood_still(self, seconds: float) -> None:
-        """Move all deadlines by the seconds for which this node was suspended."""
+        """Move all deadlines by the `seconds` for which this node was suspended."""
         self._failures = {name: (count, at + seconds) for name, (count, at) in self._failures.items()}
         if self._began is not None:
             self._began = self._began[0], self._began[1] + seconds

@@ -1,8 +1,9 @@
 """Process groups that are formed during training, and the change to them.
 
-A thread forms the new groups over the store of the job's board. When training pauses for the change, a small all-reduce
-tests each group. Then torch's default group is replaced by one whose backend returns the new groups. So all collectives
-without a group argument (the script's, DDP's) use the new ranks.
+A thread forms the new groups over the job's board, a key-value store. When training pauses for the change, a small
+all-reduce tests each group. Then torch's default group is replaced by one whose backend is the new groups. So all
+collectives without a group argument (the script's, DDP's) use the new ranks. A *raw* group is an object of torch's
+backend that torch.distributed does not know.
 """
 
 from __future__ import annotations
@@ -41,14 +42,14 @@ from ones_wrapper.process.hang_detector import collective
 T = TypeVar("T")
 
 FORM_S = 20.0
-"""Seconds in which a few ranks must form a group, or all-reduce once over it. `form_s` is for many ranks."""
+"""Seconds in which few ranks must form a group, or complete an all-reduce over it. For many ranks see `form_s`."""
 LOOK_S = 0.5
-"""Seconds between two checks for ended ranks, while other ranks wait for them."""
+"""Seconds between two checks for ended ranks in a wait for other ranks."""
 MOST_STUCK = 3
-"""Number of overdue communicators at which no more are made. Each of them keeps a thread and GPU memory."""
+"""Number of communicators that are overdue, each with a thread and GPU memory, from which no further one is made."""
 TRIED = (1, 1 << 18, 1 << 23)
 """Numbers of elements in the all-reduces that test NCCL's groups. NCCL chooses an algorithm by size, and connects ranks
-when it first uses an algorithm."""
+at the first use of an algorithm."""
 
 _NAMES = re.compile(r"(?:control|data|copy|default|formed|next)-(\d+)(?:-\d+)?")
 """Pattern of the names of a membership's groups on the board; the first number is the generation."""
@@ -57,13 +58,13 @@ _PAIR = "cpu:ones_gloo,cuda:nccl"
 """Backend configuration for groups formed later, if the script uses both gloo and NCCL."""
 _kept: deque[Any] = deque(maxlen=8)
 """Abandoned groups, at most four for each change, kept for two more changes. The destructor of a group just left can
-hang on a thread that waits for the interpreter's lock (torch 2.13; pytorch#56297)."""
+hang, because a thread of it waits for the interpreter's lock (torch 2.13; pytorch#56297)."""
 _formed: dict[str, Any] = {}
 _stores: deque[Store] = deque(maxlen=2)
 """Stores of the present default group and of the previous one."""
 _lock = threading.Lock()
 _stuck: list[Future[Any]] = []
-"""Overdue communicators, for which no caller waits any more."""
+"""Overdue communicators, which no caller will use."""
 
 
 def form_s(world: int) -> float:
@@ -93,8 +94,8 @@ class Formed:
 
 
 def forget_groups(board: Board, before: int) -> None:
-    """Remove from the board the keys of all groups of generations before `before`: some 0.2 KB for each rank and group.
-    All ranks must have left those groups. Raises `StoreLostError`."""
+    """Remove from the board the keys of all groups of generations before `before`, about 0.2 KB for each rank and
+    group. All ranks must have left these groups. Raises `StoreLostError`."""
 
     def past(name: str) -> bool:
         found = _NAMES.fullmatch(name)
@@ -126,8 +127,8 @@ def _nccl_group(store: Store, rank: int, world: int, device: torch.device) -> An
 
 
 def in_time(function: Callable[[], T], timeout_s: float, look: Callable[[], object] = bool) -> T:
-    """Return the result of a function that may never return: a thread calls it, and `look` is called meanwhile. Raises
-    `StoreLostError` after `timeout_s` seconds, and any error of `look`; the thread is then abandoned."""
+    """Return the result of a function that may never return. A thread calls it, and the caller's thread calls `look`
+    meanwhile. Raises `StoreLostError` after `timeout_s` seconds, and any error of `look`."""
     future, until = run_behind("ones-ask", function), time.monotonic() + timeout_s
     while not wait((future,), min(LOOK_S, timeout_s)).done:
         look()
@@ -137,11 +138,11 @@ def in_time(function: Callable[[], T], timeout_s: float, look: Callable[[], obje
 
 
 def connect(make: Callable[[], Any], within_s: float) -> Any:
-    """Return the communicator that `make` makes. One that takes longer than `within_s` seconds is aborted when it is
-    made.
+    """Return the communicator from `make`. Raises RuntimeError after `within_s` seconds, and at once if `MOST_STUCK`
+    communicators are overdue. A communicator that is made later is aborted.
 
-    ncclCommInitRank has no time-out, and its nonblocking mode hangs in some releases (pytorch#153960): so a thread
-    calls `make`. Raises RuntimeError after `within_s` seconds, and at once if `MOST_STUCK` communicators are overdue.
+    A thread calls `make`, since ncclCommInitRank has no time-out, and its nonblocking mode hangs in some releases
+    (pytorch#153960).
     """
     _stuck[:] = [one for one in _stuck if not one.done()]
     if len(_stuck) >= MOST_STUCK:
@@ -158,12 +159,11 @@ def connect(make: Callable[[], Any], within_s: float) -> Any:
 
 
 def try_groups(formed: Formed, device: torch.device, within_s: float, given_up: Callable[[], object] = bool) -> str:
-    """Test a plan's groups by all-reduces before training uses them. Return why they cannot be used; empty if they can.
-    Also empty if `given_up` returns True: then no rank will use them.
+    """Test a plan's groups by all-reduces before training uses them. Return why they cannot be used; empty if they can,
+    or if `given_up` returns True because no rank will use them.
 
     Collective over the plan's ranks, whose devices must be idle. A broken link is found here, while training can still
-    continue with the old ranks. The time to connect is part of the pause. All ranks that reach each other return the
-    same.
+    continue with the old ranks. All ranks that reach each other return the same.
     """
     why, until = run_behind("ones-try", partial(_try_all, formed, device)), time.monotonic() + within_s
     while not wait((why,), 0.002).done and not given_up():
@@ -206,7 +206,7 @@ class Former(threading.Thread):
         self, plan: Plan, rank: int, board: Board, backend: str, device: torch.device, address: str, listening: int = 0
     ) -> None:
         """`board` is this thread's own connection to the present term's board, and `address` is this node's. `backend`
-        is a configuration as in `backends_of`. `listening` is the port on which a new rank waits for its state."""
+        is an argument of `backends_of`. `listening` is the port on which a new rank waits for its state."""
         super().__init__(name="ones-form", daemon=True)
         self.plan, self.rank, self._board = plan, rank, board
         self._backends, self._device, self._address = backends_of(backend), device, address
@@ -241,7 +241,7 @@ class Former(threading.Thread):
         return Formed(plan, rank, board, data, control, store)
 
     def _next_board(self) -> Board:
-        """Return the next term's board: the plan's rank 0 hosts it, and posts its address on the present board."""
+        """Return the board of the next term. The plan's rank 0 hosts it, and posts its address on the present board."""
         key = f"next-{self.plan.generation}"
         if self.rank == 0:
             board = Board.hosted(self._board.network, self.plan.term)
@@ -261,7 +261,7 @@ def destroy() -> None:
 
 
 def drop(formed: Formed | None) -> None:
-    """Abort the NCCL groups of a failed plan, to free threads and memory at once. The Python objects are kept."""
+    """Abort the NCCL groups of a failed plan, to free threads and memory at once. References to all groups are kept."""
     if formed is None:
         return
     keep((formed.data, formed.control))
@@ -297,8 +297,8 @@ def enter(formed: Formed) -> None:
 
 
 def _add_nccl(group: Any) -> None:
-    """Add NCCL for CUDA to the default group, which uses gloo. torch keeps one backend for all names that it does not
-    know: if `init_process_group` named two of ours, the first would serve both devices."""
+    """Add NCCL for CUDA to the default group, which uses gloo. torch keeps only one backend for all names that it does
+    not know, so that `init_process_group` cannot name both."""
     world: Any = dist.group.WORLD
     world._register_backend(torch.device("cuda"), dist.ProcessGroup.BackendType.NCCL, group)
     state: Any = dist.distributed_c10d._world
@@ -368,7 +368,7 @@ def _register(backend: str) -> str:
 
 
 def _create(name: str, asked: Any, options: Any) -> Any:
-    """Return the formed group as the default group's backend; for any later group, form a new one."""
+    """Return the formed group as the default group's backend; form a new group for any later one."""
     if name in _formed:
         return _formed[name]
     if name == "ones_gloo":

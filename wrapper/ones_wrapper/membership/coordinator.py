@@ -1,7 +1,7 @@
 """Coordinator in the leader's first process: reads orders, tracks ready and lost blocks, and publishes the next
-membership.
+membership on the board, the term's key-value store.
 
-The thread of `Link` runs it, so that training never waits. Rank 0 requests its proposal at step boundaries.
+It runs in the thread of `Link`, so that training never waits. Rank 0 requests its proposal at step boundaries.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ SILENCE_S = 0.5
 DEAD_S = 5.0
 """Seconds without a heartbeat after which a rank counts as lost."""
 NAMED_S = 0.2
-"""Seconds in which the store reports a lost rank to the leader, after the rank's connection has ended."""
+"""Seconds after the end of a rank's connection in which the store reports the rank as lost."""
 UNWANTED_S = 3.0
-"""Seconds that a new block waits for an order that names it, since a file system may show a new order late."""
+"""Seconds that a new block waits for an order with its task, since a file system may show a new order late."""
 DEADLINE_S = 5.0
-"""Seconds in addition to `form_s` after which a plan is dropped, if its groups are not formed or no step has ended."""
+"""Seconds, in addition to `form_s`, after which a plan is dropped if its groups are not formed, or if no step has
+ended."""
 
 
 class Coordinator:
@@ -45,18 +46,16 @@ class Coordinator:
         fits: Callable[[int], bool],
         back_off: BackOff,
     ) -> None:
-        """`superseded` returns True if another block leads meanwhile; `fits` returns True if the job can train with N
-        ranks.
-
-        No plan is published before `changes_by`. `back_off` has the failures of earlier terms. Raises `StoreLostError`.
-        """
+        """`superseded` returns True if another block leads by now; `fits` returns True if the job can train with N
+        ranks. `back_off` has the failures of earlier terms. No plan is published before `changes_by`. Raises
+        `StoreLostError`."""
         board.follow("join", "ready", "leaving", "gone", "formed", "unfit")
         self._board, self._orders = board, orders
         self._superseded, self._fits = superseded, fits
         self._hot: bool | None = None
         self._back_off = back_off
         self._refused = 0
-        """Number of ranks that the job cannot use, as last logged; 0 for none."""
+        """Number of ranks, last logged, that the job cannot use; 0 for none."""
         self._lock = threading.Lock()
         self._present = present
         self._plan: Plan | None = None
@@ -64,39 +63,39 @@ class Coordinator:
         self._formed = self._offered = False
         self._last = present.generation
         self._before: Plan | None = None
-        """Previous membership, until the groups of older memberships are removed from the board."""
+        """Previous membership, until the keys of older memberships' groups are removed from the board."""
         self._registered: dict[str, Member] = {}
         self._since: dict[str, float] = {}
         """Monotonic time at which each new block registered, by uid."""
         self._ready: dict[str, float] = {}
-        """Monotonic time at which each new block was ready, by uid, the first block first."""
+        """Monotonic time at which each new block was ready, by uid, earliest first."""
         self._ordered: tuple[int, float] = (-1, 0.0)
         self._left: set[int] = set()
-        """Tasks of members that were asked to end since the newest order. Plans do not wait for them, unless they start
-        again."""
+        """Tasks of members that were requested to end since the newest order. Plans do not wait for these tasks until
+        they start again."""
         self._looked_at = 0.0
         self._still = Standstill()
         self._turning, self._stopped = threading.Lock(), False
         self.notes: deque[str] = deque(maxlen=100)
         """Notes on nodes that new blocks found unfit."""
         self.stop_all = False
-        """True when all blocks are asked to end, and so the job."""
+        """True if all blocks, and so the job, were requested to end."""
         self.lost = ""
         """Reason why this membership is lost; '' while it is not."""
 
     def stop(self) -> None:
-        """Take no more turns, and wait until the present one has ended."""
+        """Let further turns do nothing, and wait until the present turn has ended."""
         with self._turning:
             self._stopped = True
 
     def changes_by(self, present: Plan, hot: bool) -> None:
-        """Publish plans from now on. If `hot`, new blocks get the state from memory. If not, each change begins a term,
-        for which no groups are formed in advance."""
+        """Publish plans from now on. If `hot`, new blocks get the state from memory, and groups are formed in advance.
+        If not, each change begins a term."""
         self._present, self._hot = present, hot
 
     def left(self) -> tuple[Member, ...]:
-        """Return the remaining members: those with no rank that is silent or ended unplanned. Any thread may call this.
-        Raises `StoreLostError`."""
+        """Return the members without lost ranks: a lost rank is silent, or has ended unplanned. Any thread may call
+        this. Raises `StoreLostError`."""
         members, until = self._present.members, time.monotonic() + NAMED_S
         left: tuple[Member, ...] | None = None
         while True:
@@ -109,16 +108,16 @@ class Coordinator:
 
     @property
     def alive(self) -> bool:
-        """True while the coordinator takes turns."""
+        """False after `stop`, or once the membership is lost."""
         return not (self._stopped or self.lost)
 
     def look(self) -> None:
-        """Read a new order at the next turn."""
+        """Make the next turn read the order files."""
         self._orders.skip_wait()
 
     def proposal(self, may: Callable[[Plan], bool]) -> tuple[int, int]:
         """Return (generation of the newest plan, generation to change to now); 0 for none. `may` returns True if the
-        ranks may change to a plan now. A generation to change to is repeated until `committed` or `dropped`."""
+        ranks may change to a plan now. The second number is repeated until `committed` or `dropped`."""
         with self._lock:
             plan = self._plan
             if plan is None:
@@ -133,7 +132,7 @@ class Coordinator:
             self._formed = self._offered = False
 
     def dropped(self, why: str) -> None:
-        """Drop the proposed plan because of `why`; training continues with the old ranks."""
+        """Drop the proposed plan because of `why`; training continues with the present ranks."""
         with self._lock:
             self._offered = False
         self._drop(why)
@@ -149,7 +148,7 @@ class Coordinator:
         self._board.put(f"verdict-{plan.generation}", "dropped")
 
     def turn(self) -> str:
-        """Take a turn, the coordinator's regular work. Return why the membership is lost, or ''."""
+        """Do the coordinator's regular work once. Return the reason if the membership is lost, or ''."""
         with self._turning:
             try:
                 if self.alive:
@@ -190,7 +189,7 @@ class Coordinator:
             self._check(plan)
 
     def _settle(self) -> None:
-        """Remove from the board, after a change, the keys of groups older than the previous membership."""
+        """Remove keys of older memberships' groups from the board after a change."""
         with self._lock:
             present, before, self._before = self._present, self._before, None
         if before is not None:
@@ -229,7 +228,7 @@ class Coordinator:
         return zip(ranks.values(), self._board.silent_s([*ranks]), strict=True)
 
     def _lose(self, whys: dict[str, str]) -> None:
-        """Set `lost` if `whys` (reasons by uid) has a member; refuse new blocks that it has."""
+        """Set `lost` if a present member is among `whys` (reasons by uid), and refuse new blocks among these."""
         for member in self._present.members:
             if member.uid in whys:
                 self.lost = whys[member.uid].format(member.name)
@@ -287,7 +286,7 @@ class Coordinator:
             self._plan, self._formed = plan, not self._hot
 
     def _usable(self, world: int) -> bool:
-        """Return True if the job can train with this number of ranks; otherwise log that once."""
+        """Return True if the job can train with this number of ranks; log it once if not."""
         fits = self._fits(world)
         if not fits and world != self._refused:
             log(f"no membership of {world} ranks is made: the strategy cannot use them")
@@ -304,7 +303,7 @@ class Coordinator:
                 self._ready.pop(uid, None)
 
     def _check(self, plan: Plan) -> None:
-        """Check whether all ranks have formed the plan's groups; drop the plan if a rank cannot, or is late."""
+        """Note if all ranks have formed the plan's groups; drop the plan if a rank cannot, or is late."""
         if not self._formed:
             told = [self._board.heard(f"formed-{plan.generation}-{rank}") for rank in range(plan.world)]
             failed = [text for text in told if text is not None and text.startswith("failed")]

@@ -9,7 +9,7 @@
     coming.json          blocks that train in the next term, if the term begins from a checkpoint
 
 Several blocks may look for a leader at once. A block claims a term by linking a complete file to the term's name, which
-succeeds for one block only. Only the standard library is imported: `ones-run` reads this folder before torch is
+succeeds for one block only. Imports only the standard library, since `ones-run` reads this folder before torch is
 imported.
 """
 
@@ -37,7 +37,7 @@ from ones_wrapper.protocol.fields import build, types_of
 OVER = "over"
 COMING = "coming.json"
 KEPT = 8
-"""Number of leader files that are not removed, so that people can read them."""
+"""Number of leader files that are kept, so that people can read them."""
 MOST_BYTES = 4096
 MOST_COMING = 1 << 20
 _MOST_ENTRIES = 10_000
@@ -49,10 +49,10 @@ _PLACE = re.compile(r"[A-Za-z0-9_-]{1,200}", re.ASCII)
 
 @dataclass(frozen=True)
 class Leader:
-    """Leading block of a term, and the address of the term's board."""
+    """Leading block of a term, and the address of the term's board, its key-value store."""
 
     term: int
-    """Number of the term, from 0; the job's reports have the term in place of Slurm's restart count."""
+    """Number of the term, from 0. The job's reports have it in place of Slurm's restart count."""
     host: str
     port: int
     """Port of the store server with the term's board."""
@@ -97,11 +97,11 @@ class HotFolder:
         return None
 
     def next_term(self, after: Leader | None) -> int:
-        """Return the term to claim after `after`, the newest leader known, is lost. Terms with invalid files are
+        """Return the term to claim after the loss of `after`, the newest known leader. Terms with invalid files are
         skipped.
 
-        A term that another block has claimed meanwhile is not skipped, so that the claim fails. A claim of the term
-        after it would replace a leader that is alive.
+        A term that another block has claimed meanwhile is returned all the same: the claim then fails. A claim of a
+        later term would replace a leader that is alive.
         """
         taken = set(self._terms())
         term = after.term + 1 if after else 0
@@ -112,8 +112,8 @@ class HotFolder:
     def claim(self, leader: Leader) -> bool:
         """Claim the term of this leader; return True on success.
 
-        A claim fails if another block has this or a later term, or if the file cannot be written. Of several claims at
-        once exactly one succeeds. Raises ValueError for a leader whose file would be invalid.
+        A claim fails if another block has claimed this or a later term, or if the file cannot be written. Of several
+        claims at once exactly one succeeds. Raises ValueError for a leader whose file would be invalid.
         """
         data = asdict(leader) | {"array": self._array}
         self._decoded(data, leader.term)
@@ -219,7 +219,8 @@ class HotFolder:
         return leader
 
     def _prune(self, newest: int) -> None:
-        """Remove leader files of terms that no block can still be claiming, and files of claims that were killed."""
+        """Remove leader files of terms that no block can claim any more, and temporary files of processes that were
+        killed."""
         for term in self._terms():
             if term <= newest - KEPT:
                 with suppress(OSError):

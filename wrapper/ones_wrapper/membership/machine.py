@@ -1,6 +1,6 @@
 """States of a block in its job, and the table of allowed transitions. All ranks of a block have the same state.
 
-Only `BlockMachine.go` changes a state. A transition that is not in the table is an error of this package: it is logged
+Only `BlockMachine.go` changes a state. A transition that is not in the table is an error of this package. It is logged
 and made all the same, since it must not end a training. The picture in docs/how_blocks_work.md is made from the table:
 ``python -m ones_wrapper.membership.machine``.
 """
@@ -38,8 +38,7 @@ class BlockState(Enum):
 
 
 class Carrier(Enum):
-    """Way in which the training state gets to the ranks of the next membership. In a plain job it is always the
-    requeue."""
+    """Way in which the next membership's ranks get the training state. In a plain job it is always the requeue."""
 
     MEMORY = "memory"
     """Transfer from memory to memory; ranks that stay keep running."""
@@ -80,7 +79,7 @@ BLOCK_EDGES = (
 """Table of transitions. In addition `lost` may follow any state not in `LAST`."""
 
 LAST = frozenset({_PARTING, _OVER, _LOST})
-"""Final states: the process ends, and the block's next state belongs to another process."""
+"""Final states of a process: the block's next state is that of another process."""
 
 _STEPS = {state: {edge.after for edge in BLOCK_EDGES if edge.before is state} | {_LOST} for state in BlockState}
 
@@ -90,7 +89,7 @@ class BlockMachine:
 
     def __init__(self, state: BlockState, carrier: Carrier) -> None:
         self.state = self.settled = state
-        """Present state. `settled` is the last state before a change or an end."""
+        """Present state. `settled` is the last of the states ADMITTED, LEADING and MEMBER."""
         self.carrier = carrier
         self.plan: Plan | None = None
         """Plan to which the block changes; None if it does not."""
@@ -114,13 +113,14 @@ class BlockMachine:
         self.plan = plan
 
     def back(self) -> None:
-        """Return to the settled state after a change failed; does nothing without a change."""
+        """Return to the settled state after a failed change; does nothing without a change."""
         if self.state is _CHANGING:
             self.go(self.settled)
 
 
 def block_picture() -> str:
-    """Return the table as a Mermaid state diagram, without the transitions to `lost`, which all but `LAST` have."""
+    """Return the table as a Mermaid state diagram. The transitions to `lost` are left out: every state except `LAST`
+    has one."""
     steps = [f"    {before.value} --> {after.value}" for before, after, _ in BLOCK_EDGES]
     return "\n".join(["stateDiagram-v2", "    [*] --> outside", *steps, "    parting --> [*]", "    over --> [*]"])
 

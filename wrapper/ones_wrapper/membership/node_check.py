@@ -33,31 +33,32 @@ from ones_wrapper.protocol.fields import build, types_of
 CHECK_S = 10.0
 """Longest time of the whole check, in seconds."""
 SLOWER = 4.0
-"""A node is unfit if its time is above this multiple of the other nodes' median, and above `NOISE_S`."""
+"""Ratio of a node's time to the other nodes' median above which the node is unfit, if its time is also above
+`NOISE_S`."""
 NOISE_S = {"cpu": 0.5, "cuda": 0.02}
-"""Seconds, by type of device, that may be due to other work on the host."""
+"""Time in seconds, by type of device, that other work on the host may explain."""
 LEAST_FREE = 0.8
 """Smallest free memory of a node's GPUs, relative to the median of the other nodes."""
 REPEATS = 5
 _PRODUCTS = {"cpu": (256, 4, torch.float32), "cuda": (4096, 50, torch.float16)}
 """(size of the matrices, number of products, dtype) by type of device."""
 _SUMMED = {"cpu": 1 << 18, "cuda": 1 << 24}
-"""Elements of the tensor that is summed over the ranks, by type of device."""
+"""Elements of the tensor in the all-reduce, by type of device."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}", re.ASCII)
 _MOST_BYTES, _MOST_NODES = 4096, 1024
 
 
 @dataclass(frozen=True)
 class NodeFigures:
-    """Measurements of one node: times of the slowest rank in its block, each the best of `REPEATS`."""
+    """Measurements of one node. Times are those of the slowest rank in its block, the best of `REPEATS` repetitions."""
 
     name: str
     device: str
     """Name of the device; only nodes with the same device are compared."""
     ranks: int
-    """Number of ranks in the block, over which the tensor was summed."""
+    """Number of ranks in the block, and so in the all-reduce."""
     free: int
-    """Free bytes of memory on the node's fullest GPU; 0 for a CPU."""
+    """Free memory in bytes on the node's GPU that has the least; 0 for a CPU."""
     product_s: float
     sum_s: float
 
@@ -89,7 +90,7 @@ class NodeCheck:
         self._name = env.get("SLURMD_NODENAME") or os.uname().nodename
 
     def take(self) -> None:
-        """Measure this block's nodes, and write the times for comparison with later nodes. Collective."""
+        """Measure this block's nodes, and store the results for comparison with later nodes. Collective."""
         try:
             nodes = self._measured()
             self._group.on_first(lambda: self._write(nodes))

@@ -18,20 +18,20 @@ MAX_RANKS = 1 << 20
 
 @dataclass(frozen=True)
 class Member:
-    """Task, start and size of a block, as the block announces them."""
+    """One start of a block, with its task and size, as the block announces it."""
 
     task: int
     restart: int
     uid: str
-    """Name of this start of the block, different for each start."""
+    """Id of this start of the block, unique in the job."""
     ranks: int
     nodes: int
     ranks_per_node: int
     max_local: int = 0
     """Largest local batch, in samples, that the block's devices hold."""
     memory: str = ""
-    """Folder in the memory of one of the block's nodes, that with the least room (`node_memory.MemoryFolder`); empty
-    unless all of its nodes have one."""
+    """Folder in the memory of the block's node with the least room (`node_memory.MemoryFolder`); empty if one of its
+    nodes has no folder."""
 
     def __post_init__(self) -> None:
         if self.ranks < 1 or any(
@@ -91,7 +91,7 @@ class Plan:
 
     @property
     def uids(self) -> tuple[str, ...]:
-        """Names of the members' starts, in rank order."""
+        """Ids of the members' starts, in rank order."""
         return tuple(member.uid for member in self.members)
 
     def first_rank(self, uid: str) -> int | None:
@@ -159,10 +159,10 @@ def next_plan(
 
     `present` are the present members, in rank order. `wanted` are the tasks in the newest order, preferred leaders
     first; None if no order names tasks. `ready` are new blocks that can join; the first of them has waited `waited_s`
-    seconds. `leaving` are the uids of members that are asked to end.
+    seconds. `leaving` are the uids of members that are requested to end.
 
     Members that stay keep their order, so that few ranks change. If the leader goes, the first task of `wanted` among
-    the members that stay leads. A block that is not wanted leaves when all wanted blocks are there, so that a
+    the members that stay leads. A block that is not wanted leaves once all wanted blocks are ready, so that its
     replacement comes first. If all members are leaving and no block is ready, nothing changes.
     """
     able = [member for member in present if member.uid not in leaving]

@@ -23,10 +23,11 @@ _LOOK_S = 0.1
 
 
 def wait_for_others(group: TorchGroup, blocks: Blocks) -> None:
-    """Wait for other blocks until the strategy can use the number of ranks; return if no block came. Collective.
+    """Wait for other blocks until the strategy can use the number of ranks. Returns if no block came. Collective.
 
-    If blocks came, the next term begins from the newest checkpoint: this raises `NextTermError`, or `NotWantedError` if
-    this block is not in it. Ends the process if the block or the job is asked to end. Raises `PeersLostError`.
+    If blocks came, the next term begins from the newest checkpoint: raises `NextTermError`, or `NotWantedError` if this
+    block is not part of it. Ends the process if the block or the job is requested to end. Raises `PeersLostError` if
+    another block ends.
     """
     FLAGS.armed = True
     directory = find_job_directory(os.environ, Path.cwd())
@@ -41,7 +42,7 @@ def wait_for_others(group: TorchGroup, blocks: Blocks) -> None:
 
 def wait(group: TorchGroup, blocks: Blocks, requests: OwnerRequests) -> int:
     """Return the exit code with which this rank must end; 0 if no block came. Collective. Raises the errors of
-    `wait_for_others`. If a block is asked to end it does so at once, because no block trains; the other blocks start
+    `wait_for_others`. A block that is requested to end does so at once, because no block trains; other blocks start
     again."""
     until = time.monotonic() + WAIT_S
     while True:
