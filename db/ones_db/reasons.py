@@ -131,7 +131,8 @@ SENTENCES: dict[str, str] = {
     "size_asked": "its owner asks for {gpus:GPU|GPUs} by hand (size= in its comment)",
     "size_kept": "it keeps {gpus:GPU|GPUs}, as its owner asks by hand (size= in its comment)",
     "size_waits": "its owner asks for {gpus:GPU|GPUs} by hand, which are not free",
-    "size_not_possible": "its owner asks for {gpus:GPU|GPUs} by hand, which these nodes or its comment do not allow",
+    "size_not_possible": "its owner asks for {gpus:GPU|GPUs} by hand, which these nodes or its comment do not allow "
+    "(possible: {counts})",
     # What a policy gives and why (ones/, rivals/)
     "fits_nowhere": "none of its GPU counts ({counts}) fits this cluster with a batch that it takes",
     "nodes_do_not_add_up": "the GPUs it holds are not all on nodes that can be used now",

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import shlex
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from pathlib import Path
 
 from ones_db import AlternativeRecord, DecisionJobRecord, DecisionRecord, NotLeader, PromiseRecord, ResizeRecord
-from ones_db.reasons import NO_REASON, SITE_LIMITS, Reason, reason
+from ones_db.reasons import CAUSES, NO_REASON, SITE_LIMITS, Reason, reason
 from ones_db.shape import PARKED
 from ones_wrapper.protocol import Order, encode
 from ones_wrapper.protocol.slurm_commands import (
@@ -62,7 +63,8 @@ class Actor:
         self._ordered: dict[int, tuple[int | None, int]] = {}
         """Batch and number of the last order that changed only the batch, by job id."""
         self._advised: dict[int, Hashable] = {}
-        self._written: dict[str, tuple[object, ...]] = {}
+        self._written: dict[str, tuple[tuple[object, ...], float]] = {}
+        """Gist of the last stored decision of each partition, and the earliest moment that its reasons name."""
         self.outcomes: dict[int, Reason] = {}
         """Outcome of the last tick's decision for each job, by job id."""
 
@@ -239,21 +241,25 @@ class Actor:
             log.warning("job %d: no batch could be ordered: %s", job.job_id, error)
 
     def _write(self, one: PartitionPlan, made: ResizePlan) -> int | None:
-        """Store the partition's decision and return its id; None if it equals the last decision."""
+        """Store the partition's decision and return its id; None if it equals the last decision and no moment that this
+        one named has passed."""
         decided, acted = one.decided, made.deferred | {change.job_id for change in made.begin}
         records = tuple(_record(job, decided.schedule, made, job.elastic.job.job_id in acted) for job in one.jobs)
         # Reasons are compared by code, since figures in them change each tick. A changed limit of the site counts.
         limited = {id_: why for id_, why in made.outcomes.items() if why.code in SITE_LIMITS}
         refused = {**decided.schedule.refused, **limited}
         gist = tuple(
-            (r.job_id, r.shape, r.batch, r.from_shape, r.acted, r.outcome.code, refused.get(r.job_id)) for r in records
+            (r.job_id, r.shape, r.batch, r.from_shape, r.acted, _keeps(r), r.outcome.code, refused.get(r.job_id))
+            for r in records
         )
-        if gist == self._written.get(decided.partition) or not records:
+        now, (written, until) = self._clock(), self._written.get(decided.partition, ((), math.inf))
+        if (gist == written and now < until) or not records:
             return None
-        self._written[decided.partition] = gist
+        moments = (_until(why) for r in records for why in (r.reason, r.outcome))
+        self._written[decided.partition] = gist, min((at for at in moments if at > now), default=math.inf)
         return self._store.add_decision(
             DecisionRecord(
-                time=self._clock(),
+                time=now,
                 policy=self._settings.policy,
                 mode=self._settings.mode,
                 seconds=decided.seconds,
@@ -261,6 +267,15 @@ class Actor:
                 jobs=records,
             )
         )
+
+
+def _keeps(record: DecisionJobRecord) -> str:
+    """Return the code of the reason for which the job keeps its size; empty for a policy's reason."""
+    return record.reason.code if record.reason.code in CAUSES else ""
+
+
+def _until(why: Reason) -> float:
+    return float(dict(why.arguments).get("until", math.inf))
 
 
 def _record(job: JobRules, schedule: Schedule, made: ResizePlan, acted: bool) -> DecisionJobRecord:

@@ -518,6 +518,8 @@ class Round:
         job = elastic.job
         if self._served(elastic):
             return reason("guests_leave")
+        if (mistake := _mistake(elastic, history)) is not None:
+            return mistake
         dwell_s = self._dwell_s(elastic, history)
         rested = rested_at(job, history, dwell_s)
         failed = history is not None and history.failures > 0
@@ -531,18 +533,24 @@ class Round:
             return reason("nothing_reported")
         if job.running and (early := too_soon(history)) is not None:
             return early
-        if history is not None and history.misfit is not None and not elastic.job.by_blocks:
-            ranks, gpus = history.misfit
-            return reason("gpus_idle" if ranks < gpus else "gpus_shared", ranks=ranks, gpus=gpus)
-        batch = elastic.optin.batch if elastic.optin is not None else None
-        if batch and history is not None and history.spec is not None and batch[0] > history.spec.max_batch:
-            base, most = history.spec.base_batch, history.spec.max_batch
-            return reason("batch_misses", first=batch[0], last=batch[1], base=base, most=most)
         limits = self.settings.limits
         if hot(elastic):
             return None  # each block has its own time limit: see `rules.blocks.going`
         worn = near_limit(job.first, limits, self.now) or resized_enough(job, history, limits, self.now)
         return worn or self._restarts(elastic)
+
+
+def _mistake(elastic: Elastic, history: JobHistory | None) -> Reason | None:
+    """Return a mistake in how the job was started, which time does not correct; None if there is none."""
+    if history is None:
+        return None
+    if history.misfit is not None and not elastic.job.by_blocks:
+        ranks, gpus = history.misfit
+        return reason("gpus_idle" if ranks < gpus else "gpus_shared", ranks=ranks, gpus=gpus)
+    batch, spec = elastic.optin.batch if elastic.optin is not None else None, history.spec
+    if batch and spec is not None and batch[0] > spec.max_batch:
+        return reason("batch_misses", first=batch[0], last=batch[1], base=spec.base_batch, most=spec.max_batch)
+    return None
 
 
 def _untouchable(elastic: Elastic, under_way: UnderWay | None) -> Reason | None:

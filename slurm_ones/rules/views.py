@@ -282,9 +282,10 @@ def limits_of(elastic: Elastic, cluster: ClusterView, spec: Spec | None, history
     rules = size_rules(spec, cluster.gpus_per_node)
     if not rules:
         gpus = tuple(n for n in valid_counts(cluster, low, high) if elastic.allows(n))
-        if elastic.shape.gpus and elastic.shape.gpus not in gpus:
-            # An odd size that the owner asked for is valid, since the job runs at it.
-            gpus = tuple(sorted({*gpus, elastic.shape.gpus}))
+        # An odd size that the owner asks for, or at which the job runs, is valid.
+        size = elastic.optin.size if elastic.optin is not None else None
+        asked = {n for n in (size or 0, elastic.shape.gpus) if shape_of(cluster, n) or n == elastic.shape.gpus > 0}
+        gpus = tuple(sorted({*gpus, *asked}))
     base = spec.base_batch if spec is not None else 1
     if spec is not None and spec.limits is not None and spec.limits.batch_fixed:
         least = most = batch or base
@@ -397,4 +398,4 @@ def _not_possible(job: JobView, gpus: int) -> Reason:
     limits = job.limits
     if limits.rules and not limits.at(gpus).most:
         return reason("strategy_size", strategy=limits.strategy, counts=counts(limits.rules), gpus=gpus)
-    return reason("size_not_possible", gpus=gpus)
+    return reason("size_not_possible", gpus=gpus, counts=", ".join(map(str, limits.gpus)) or "none")

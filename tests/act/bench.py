@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ones_db import JobHistory, JobRecord, ResizeRecord, Store
-from ones_db.reasons import reason
+from ones_db.reasons import Reason, reason
 from ones_db.shape import Shape
 from ones_wrapper.protocol import ORDERS, decode_order, directory_name
 from slurm_ones.act.actor import Actor
@@ -79,6 +79,8 @@ class Bench:
         """Histories of jobs that have reported more than those of `make.history`."""
         self.views: dict[int, JobView] = {}
         """What the policy was shown."""
+        self.reasons: dict[int, Reason] = {}
+        """What it gives as reason; of other jobs the network's."""
         self.promises: dict[int, Promise] = {}
         """What it says of deadlines."""
         self.folder = folder
@@ -112,9 +114,8 @@ class Bench:
         nodes = {name: Node(name, "IDLE", True, 4, 1, ("gpu",), False) for name in ("n1", "n2")}
         partitions = {job.partition for job in jobs.values()}
         parts = {name: Partition(name, True, ("n1", "n2"), 0.0, 0, False) for name in partitions}
-        schedule = Schedule(
-            wanted, dict.fromkeys(wanted, reason("network")), parked=frozenset(parked), promises=self.promises
-        )
+        reasons = dict.fromkeys(wanted, reason("network")) | self.reasons
+        schedule = Schedule(wanted, reasons, parked=frozenset(parked), promises=self.promises)
         seen = Observation(Snapshot(NOW, jobs, nodes, parts), dict(elastic))
         histories = {id_: history(id_) for id_ in elastic} | self.histories
         round_ = Round(seen, histories, self.settings, under_way(self.store.open_resizes()), self.clock())

@@ -174,6 +174,31 @@ def test_decisions_are_stored_where_they_change(own_store: Store, tmp_path: Path
     assert len(own_store.decisions(one)) == len(own_store.decisions(two)) == 1
 
 
+def test_the_newest_decision_says_what_keeps_a_job_now(own_store: Store, tmp_path: Path) -> None:
+    """Not a dwell time that has passed, nor one before a pin; the same once more each tick is no news."""
+    bench, stays = Bench(own_store, tmp_path, mode="advise"), {1: Allocation(Shape(1, 1), 32)}
+    bench.add(1, Shape(1, 1), "n1")
+    first, second = (reason("dwell_time", until=NOW + after, dwell_s=60.0) for after in (60.0, 90.0))
+    not_possible = reason("size_not_possible", gpus=5, counts="1, 2, 4")
+    for after, why, stored in (
+        (0.0, first, 1),
+        (30.0, second, 1),  # the moment moves: no news before the one that is stored has passed
+        (61.0, second, 2),
+        (62.0, second, 2),
+        (63.0, not_possible, 3),
+        (64.0, not_possible, 3),
+        (65.0, reason("network"), 4),
+        (66.0, reason("highest_index"), 4),  # a policy's reasons change each tick
+    ):
+        bench.now, bench.reasons = NOW + after, {1: why}
+        bench.act(stays)
+        assert len(own_store.decisions(1)) == stored
+        if why.code != "highest_index":
+            assert own_store.decisions(1)[0].jobs[0].reason.code == why.code
+    told = [str(one.jobs[0].reason) for one in own_store.decisions(1)]
+    assert told[1].endswith("do not allow (possible: 1, 2, 4)") and told[2] == str(second)
+
+
 def begun(store: Store, job_id: int, state: State) -> ResizeRecord:
     """A resize that a companion before this one began."""
     store.record_jobs([JobRecord(job_id, "job", "alice", 1.0, Shape(1, 1))])

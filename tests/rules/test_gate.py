@@ -39,6 +39,13 @@ GROWING = ResizeRecord(1, 0, Shape(1, 1), None, Shape(2, 4), None, "draining", 0
         ({}, {"spec": None}, [], "nothing_reported"),
         ({}, {"misfit": (2, 4)}, [], "gpus_idle"),
         ({"comment": "ones: gpus=1-4 batch=512-1024"}, {"spec": Spec(32, 256, 64, 1000, 5)}, [], "batch_misses"),
+        (
+            {"comment": "ones: gpus=1-4 batch=512-1024", "start_time": NOW - 1},
+            {"spec": Spec(32, 256, 64, 1000, 5)},
+            [],
+            "batch_misses",  # it does not pass, as the dwell time does
+        ),
+        ({"start_time": NOW - 1}, {"misfit": (2, 4)}, [], "gpus_idle"),
         ({"comment": "ones: gpus=1-4 batch=256-1024"}, {"spec": Spec(32, 256, 64, 1000, 5)}, [], None),
         ({"state": JobState.PENDING}, {"misfit": (2, 4)}, [], "gpus_idle"),
         ({}, {"misfit": (2, 1)}, [], "gpus_shared"),

@@ -157,8 +157,10 @@ def test_gpu_counts(comment: str, counts: tuple[int, ...]) -> None:
 
 
 def test_an_odd_size_that_its_owner_asked_for_is_valid() -> None:
-    """It runs there already."""
+    """It runs there already, or is to run there by hand, if nodes have that many."""
     assert limits_of("ones: gpus=1-4", shape=Shape(1, 3)).gpus == (1, 2, 3, 4)
+    assert limits_of("ones: gpus=1-4 size=3").gpus == (1, 2, 3, 4)
+    assert limits_of("ones: gpus=1-8 size=5").gpus == (1, 2, 4, 8)
 
 
 @pytest.mark.parametrize(
