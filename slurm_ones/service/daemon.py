@@ -1,6 +1,6 @@
 """Main loop of the companion: it ticks once an interval, and advances open resizes in between.
 
-Several companions may run over one database. Only the leader ticks; the others stand by.
+Several companions may run over one database. Only the leader ticks; all others stand by.
 """
 
 from __future__ import annotations
@@ -76,11 +76,10 @@ class SignalStop:
 class Daemon:
     """Loop in which a companion ticks while it leads, until it is stopped.
 
-    `make` returns a new companion with its own store. It is called at the start, after a reload, and when the lead was
-    lost and taken again, since others may have written meanwhile. `watchdog_ping` is called before each tick, and at
-    least every `PING_S` seconds while the loop waits. `clock` returns the time. `jitter` returns a random factor for
-    each wait between ticks, which `waking` may end early. `sleep` replaces `Stop.wait` in the last waits: once a stop
-    is requested, `Stop.wait` returns at once.
+    `make` returns a new companion with its own store: at the start, after a reload, and after the lead was lost and
+    taken again. `watchdog_ping` is called before each tick, and at least every `PING_S` seconds while the loop waits.
+    `jitter` returns a random factor for each wait between ticks, which `waking` may end early. `sleep` replaces
+    `Stop.wait` once a stop is requested, since `Stop.wait` then returns at once.
     """
 
     def __init__(
@@ -119,8 +118,7 @@ class Daemon:
         leads. Before such an end, advance resizes until none needs a companion, within a time limit.
 
         A tick fails if controller or database is unreachable. Then the wait before the next tick doubles: up to ten
-        intervals, or up to one while resizes are open. A standby tries to take the lead every `Election.wait_s`
-        seconds.
+        intervals, or up to one while resizes are open.
 
         At its end, a leader releases the jobs that it holds, within `resize.leave_s` seconds, and ends deferrals.
         Raises the `ConfigError` of the first `make`.
@@ -181,7 +179,7 @@ class Daemon:
         return self._companion
 
     def _drop(self) -> None:
-        """Close the companion. Another one may lead now, so this one's memory of jobs may be out of date."""
+        """Close the companion, whose memory of jobs may be out of date."""
         if self._companion is not None:
             self._companion.close()
         self._companion = None
@@ -213,10 +211,8 @@ class Daemon:
         return "" if last else f"; trying again in {self._wait:.0f} s"
 
     def _back_off(self, companion: Companion, wait: float) -> float:
-        """Return the wait before the next tick, in seconds: twice `wait`, up to ten intervals.
-
-        While resizes are open, which may hold jobs, it is at most one interval.
-        """
+        """Return the wait before the next tick, in seconds: twice `wait`, up to ten intervals, or up to one while
+        resizes are open."""
         try:
             most = 1 if companion.resizing else 10
         except StoreError:
@@ -256,10 +252,7 @@ class Daemon:
             )
 
     def _time_limit(self, seconds: float) -> Callable[[], bool]:
-        """Return a function that returns True once these seconds have passed.
-
-        If the clock is set back, it still takes at most this number of seconds more.
-        """
+        """Return a function that returns True once these seconds have passed, even if the clock is set back."""
         until = self._clock() + seconds
 
         def late() -> bool:
@@ -280,7 +273,7 @@ class Daemon:
                 return
 
     def _woken(self, companion: Companion, stop: Stop, seconds: float) -> bool:
-        """Wait for this many seconds; return True as soon as an early tick is due."""
+        """Wait for this many seconds; return True as soon as a requested early tick is due."""
         if self._waking is None:
             self._pause(stop, seconds)
             return False

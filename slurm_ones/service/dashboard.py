@@ -34,7 +34,7 @@ class Panel(NamedTuple):
 
 
 def phases_of(way: str) -> Panel:
-    """Return the panel with the phases of the resizes by one mechanism."""
+    """Return the panel with the phases of resizes by this mechanism."""
     only = f'WHOSE,way="{way}",phase!="total"'
     sums, counts = (
         f"sum by (phase) (rate(slurm_ones_resize_phase_seconds_{part}{{{only}}}[RATE]))" for part in ("sum", "count")
@@ -221,7 +221,7 @@ def text() -> str:
 
 
 def _choice(label: str) -> dict[str, Any]:
-    """Return the dashboard variable with which a reader selects values of this label."""
+    """Return the dashboard variable by which a reader chooses values of this label."""
     return {
         "name": label,
         "label": label.capitalize(),

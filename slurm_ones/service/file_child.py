@@ -1,12 +1,12 @@
 """Opens users' files in a child process, so that a file system that hangs blocks only the users on it.
 
-Users choose these paths, and access to a path may hang in the kernel, where no signal ends it. So the child opens them,
-each in a thread of its own. The parent waits briefly for the answer. If an access hangs, the user's other requests on
-that file system fail at once with `NoAnswer`, until that access ends. Nothing waits for hanging threads or for the
+Users choose these paths, and access to a path may hang in the kernel, where no signal ends it. So the child opens each
+path in a thread of its own, and the parent waits briefly for the answer. If an access hangs, the user's other requests
+on that file system fail at once with `NoAnswer`, until that access ends. Nothing waits for hanging threads or for the
 child. The child ends with its parent, or as soon as the kernel lets it.
 
-There are also limits for each user. A user's links may lead to any file system, so one user could otherwise block
-everybody. The mount table shows the file system of a path, without access to the path.
+There are also limits for each user, since a user's links may lead to any file system. The mount table shows the file
+system of a path, without access to the path.
 """
 
 from __future__ import annotations
@@ -33,22 +33,20 @@ from slurm_ones.untrusted_files import NoAnswer
 log = logging.getLogger(__name__)
 
 WAIT_S = 0.5
-"""Budget of waiting for slow answers, in seconds: one for each user on each file system, and one for all together."""
+"""Budget, in seconds, for waiting on slow answers: one for each user on each file system, and one for all together."""
 SHARE = 0.05
 """Seconds by which the budget `WAIT_S` refills each second."""
 QUICK_S = 0.02
-"""Shortest wait for an answer, in seconds, even if the budget `WAIT_S` is used up. If the user's own budget
-(`OF_ONE_S`) is used up, the wait is `LEAST_S`."""
+"""Shortest wait for an answer, in seconds, even if the budget `WAIT_S` is used up."""
 OF_ONE_S, OF_ONE_SHARE, LEAST_S = 5.0, 0.5, 0.002
-"""Budget of waiting for one user, in seconds, quick answers included; and the seconds by which it refills each second.
-`LEAST_S` of each wait is not charged. Once the budget is used up, each wait lasts only `LEAST_S`."""
+"""One user's budget for all waits, in seconds, and the seconds by which it refills each second. `LEAST_S` of each wait
+is free; once the budget is used up, no wait is longer."""
 STOPPED_S = 10.0
 """Seconds after which a child that accepts no requests is replaced."""
 START_S = 5.0
 """Longest wait for the child's start, in seconds."""
 MOST_HANGING, MOST_OF_ONE = 128, 4
-"""Largest numbers of hanging requests: of all users together, and of one user, who may mount file systems. At a limit,
-further requests (of all users, or of that user) fail at once."""
+"""Largest numbers of hanging requests, of all users and of one user; beyond them requests fail at once."""
 MOUNTS_S = 5.0
 """Seconds between two reads of the mount table."""
 MOUNTS = Path("/proc/self/mountinfo")
@@ -79,13 +77,14 @@ class _Lane:
 
     patience: _Patience = field(default_factory=_Patience)
     asked: int = 0
-    """Number of the request that hangs; 0 if none hangs."""
+    """Number of the hanging request; 0 for none."""
     since: float = 0.0
-    """Unix time at which the request that hangs was made."""
+    """Unix time of the hanging request."""
 
 
 class FileChild:
-    """`untrusted_files.Runner` that runs functions in a child process: `with run_by(child.run)`. One thread may use it.
+    """`untrusted_files.Runner` that runs functions in a child process: `with run_by(child.run)`. Only one thread may
+    use it.
 
     A child that has ended is replaced.
     """
@@ -94,7 +93,7 @@ class FileChild:
         self._lanes: dict[tuple[str, int], _Lane] = {}
         self._patience = _Patience()
         self._of_one: dict[int, _Patience] = {}
-        """Budget of each user (`OF_ONE_S`). Quick answers are charged to it too."""
+        """Budget of each user (`OF_ONE_S`)."""
         self._mounts: list[str] = []
         self._mounts_at = float("-inf")
         self._connection: Connection | None = None
@@ -186,7 +185,7 @@ class FileChild:
         return self._connection
 
     def _take(self, seconds: float) -> None:
-        """Receive the child's messages. Wait up to `seconds` for the first answer, and for no other."""
+        """Receive the child's messages that have come; wait up to `seconds` for the first."""
         if self._connection is None:
             return
         try:
@@ -211,7 +210,7 @@ class FileChild:
         self._answers[number] = good, answer
 
     def _file_system(self, path: Path) -> str:
-        """Return the mount point of a path's file system, found by the path's text, without access to the path."""
+        """Return the mount point of a path's file system, without access to the path."""
         now = time.monotonic()
         if now - self._mounts_at >= MOUNTS_S:
             self._mounts, self._mounts_at = mount_points(), now

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PING_SHARE = 1 / 4
-"""Interval between watchdog pings, as a share of systemd's limit. systemd recommends at most one half."""
+"""Interval between watchdog pings, as a share of systemd's limit; systemd recommends at most one half."""
 LONGEST = 200
 """Longest status line, in characters."""
 
@@ -31,8 +31,7 @@ class Notifier:
     """Client of the service manager by sd_notify(3): it sends NAME=VALUE lines to the socket that the environment
     names.
 
-    Without a service manager it sends nothing. It never waits and raises no errors, so that a service manager that
-    hangs cannot stop the companion.
+    Without a service manager it sends nothing. It never waits and raises no errors.
     """
 
     def __init__(self, environment: MutableMapping[str, str] = os.environ) -> None:
@@ -88,10 +87,7 @@ def _line(words: str) -> str:
 
 
 class Health:
-    """Health of one companion, stored at each tick and each error.
-
-    If it cannot be stored, the companion continues, and `slurm-ones status` shows an old record.
-    """
+    """Health of one companion, stored at each tick and each error. Failures to store it are ignored."""
 
     def __init__(self, notifier: Notifier, last: LastErrorHandler, *, metrics: Metrics | None = None) -> None:
         self._notifier = notifier
@@ -100,7 +96,7 @@ class Health:
         self._store: Store | None = None
         self._record = HealthRecord(0.0, "", 0.0)
         self._reported = 0
-        """Number of logged errors that the health record and the metrics have counted already."""
+        """Number of logged errors that are counted already."""
 
     def leads(self, store: Store, settings: Settings) -> None:
         """Store health records in `store` from now on, because this companion leads."""
@@ -133,7 +129,7 @@ class Health:
             log.exception("the metrics for Prometheus lack this tick")
 
     def _phases(self, metrics: Metrics) -> Phases:
-        """Return by resize id the duration of each phase, for resizes that ended at the previous tick."""
+        """Return the duration of each phase by resize id, for resizes that ended at the previous tick."""
         due = metrics.due
         if not due or self._store is None:
             return {}
@@ -144,7 +140,7 @@ class Health:
             return {}
 
     def watchdog_ping(self) -> None:
-        """Ping the watchdog, and store the newest error if there was one since the last call."""
+        """Ping the watchdog, and store a new error if there is one."""
         self._notifier.alive()
         new = self._last.count - self._reported
         if new:

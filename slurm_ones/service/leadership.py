@@ -1,4 +1,4 @@
-"""Leader election among companions that share a database: one leads, and the others stand by."""
+"""Leader election among companions that share a database: one leads, all others stand by."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from ones_db.leader import LeaderLock
 log = logging.getLogger(__name__)
 
 POLLS, HEARTBEATS = 10, 5
-"""Number of a standby's polls, and of the leader's heartbeats, within the time `takeover_s`."""
+"""Numbers of polls by a standby, and of heartbeats by the leader, in `takeover_s` seconds."""
 POLL_S = 5.0
 """Longest wait between two polls of a standby, in seconds."""
 
 
 class Election:
-    """Leader election. This base class is for simulations and tests: its companion always leads."""
+    """Leader election. In this base class, for simulations and tests, the companion always leads."""
 
     wait_s = 0.0
     """Seconds between two polls of a standby."""
 
     def take(self) -> bool:
-        """Return True if this companion leads. If no companion leads, this one takes the lead.
+        """Return True if this companion leads, after taking the lead if no companion has it.
 
-        The first call after it lost the lead returns False, so that the caller drops what it remembers of jobs. Raises
+        The first call after the lead was lost returns False, so that the caller drops what it remembers of jobs. Raises
         `StoreError` if the database does not answer.
         """
         return True
@@ -39,10 +39,9 @@ class Election:
 class Leadership(Election):
     """Leader election for one cluster, by a lock in the shared database (`ones_db.leader`).
 
-    The leader sends heartbeats from a thread, so that long ticks do not delay them. If they stop, the leader has ended,
-    is stopped, or is cut off. A standby then takes over, after ending the leader's database sessions if the database
-    can do that. Each standby measures the time since the last heartbeat by its own clock `monotonic`, so machines'
-    clocks may differ. `clock` gives the times to store.
+    A thread of the leader sends heartbeats. If they stop, a standby takes over, after ending the leader's database
+    sessions if the database can do that. Each standby measures the time since the last heartbeat by its own clock
+    `monotonic`; `clock` gives the times to store.
     """
 
     def __init__(
@@ -65,7 +64,7 @@ class Leadership(Election):
         self._leads = False
         self._heartbeat: _Heartbeat | None = None
         self._seen: LeaderRecord | None = None
-        """Newest record of the leader. `_seen_at` is when it was first seen, and `_polled_at` when it was last read."""
+        """Newest record of the leader, first seen at `_seen_at` and last read at `_polled_at`."""
         self._seen_at = self._polled_at = 0.0
         self._said: tuple[str, int] | None = None
 
@@ -147,7 +146,7 @@ class Leadership(Election):
 
 
 class _Heartbeat:
-    """Thread that stores heartbeats, from which standbys see that this process runs."""
+    """Thread that stores the leader's heartbeats."""
 
     def __init__(self, lock: LeaderLock, every_s: float, clock: Callable[[], float]) -> None:
         self._stop = threading.Event()
@@ -155,7 +154,7 @@ class _Heartbeat:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop the thread. Wait at most one second for its end, because a database that hangs may delay it."""
+        """Stop the thread; wait at most one second for its end, which a hanging database may delay."""
         self._stop.set()
         self._thread.join(1.0)
 

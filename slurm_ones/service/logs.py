@@ -1,4 +1,4 @@
-"""Log of the companion: one line per event. Warnings that repeat, as in a long failure, are limited in number."""
+"""Log of the companion: one line per event. Repeated warnings are limited in number."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from slurm_ones.text import plain
 LENGTH = 2_000
 """Longest line, in characters."""
 FRAMES = 6
-"""Number of frames of a traceback that are logged, from the innermost."""
+"""Number of a traceback's innermost frames that are logged."""
 PERIOD_S = 3600.0
 MOST = 3
 """Largest number of lines of one kind that are logged in `PERIOD_S`."""
 KINDS = 1_000
-"""Largest number of kinds of lines that are counted. Beyond that, the kind that occurred longest ago is dropped."""
+"""Largest number of kinds of lines that are counted; beyond it, the kind seen longest ago is dropped."""
 PRIORITIES = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3, logging.CRITICAL: 2}
 """Priority of each log level in the numbers of syslog(3), for `journalctl -p`."""
 
 
 class OneLine(logging.Formatter):
-    """Formatter that writes an event as one line of printable characters, with the innermost frames of its traceback.
+    """Formatter that writes an event as one line of printable characters, with its traceback's innermost frames.
 
-    With `journal`, a line begins with the priority that journald reads. It has no time, because journald adds that.
+    With `journal`, a line begins with the priority that journald reads, and without the time that journald adds.
     """
 
     def __init__(self, *, journal: bool) -> None:
@@ -54,8 +54,7 @@ class OneLine(logging.Formatter):
 class TerminalFormatter(logging.Formatter):
     """Formatter for a terminal, with whole tracebacks and only printable characters.
 
-    Only the first line of an event has a time and a level. So a text with line breaks, chosen by a user, cannot look
-    like another event.
+    Only an event's first line has a time and a level, so users' text with line breaks cannot look like an event.
     """
 
     def format(self, record: logging.LogRecord) -> str:

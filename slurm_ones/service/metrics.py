@@ -1,8 +1,8 @@
 """Prometheus metrics of one companion: GPUs, costs and gains of resizes, reasons for keeping a size, errors of
 predictions.
 
-All are computed from a tick's data, so they cost almost nothing. Counters begin at 0 with the process. A resize is
-counted when it ends, by the companion that ends it, so a restart does not count it again.
+All are computed from a tick's data. Counters begin at 0 with the process. A resize is counted once, by the companion
+that ends it.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ from slurm_ones.text import plain
 SPACE = "slurm_ones"
 WHOSE = ("partition", "account")
 OTHER = "other"
-"""Label in place of a name that came after `PARTITIONS` or `PAIRS` was reached."""
+"""Label for all names after the first `PARTITIONS` or `PAIRS`."""
 NONE = "none"
-"""Label in place of an empty name, since Prometheus drops empty labels."""
+"""Label for an empty name, since Prometheus drops empty labels."""
 LENGTH = 64
 """Largest number of characters of a name in a label."""
 PARTITIONS, PAIRS = 16, 48
-"""Largest number of partitions, and of pairs (partition, account), that get labels of their own: those that are seen
-first."""
+"""Largest number of partitions, and of pairs (partition, account), with labels of their own: the first that are
+seen."""
 WAITING = "waiting"
-"""Label of the mechanism for a resize of a waiting job. Other resizes have their mechanism's name (`rules.blocks`)."""
+"""Label in place of the mechanism (`rules.blocks`) for a resize of a waiting job."""
 PHASES: Mapping[str, tuple[str, ...]] = {
     REQUEUE: ("pause", "checkpoint", "queue", "launch", "group", "load", "first_step"),
     BLOCKS: ("pause", "ready", "transfer"),
@@ -63,8 +63,8 @@ OTHERS, OWN = "other jobs", "own sizes"
 """Labels for the source of a prediction: other jobs, or the job's own measurements at other sizes."""
 HELD = ("gpu_seconds", "gpu_seconds_gained", "gpu_seconds_given_up")
 MOST_OFF = 1000.0
-"""Largest ratio of measured to predicted throughput that is counted; the smallest is 1 / MOST_OFF. It keeps one absurd
-report from dominating the mean."""
+"""Largest ratio of measured to predicted throughput; larger ones count as this, smaller ones as at least 1 /
+MOST_OFF."""
 
 Who = tuple[str, str]
 """Labels (partition, account)."""
@@ -118,7 +118,7 @@ NOW: Mapping[str, tuple[str, tuple[str, ...]]] = {
 
 
 class _Present(Collector):
-    """Gauges of the newest tick. They disappear if no further tick comes, for example after the lead was lost."""
+    """Gauges of the newest tick, which disappear if no further tick comes."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -137,7 +137,7 @@ class _Present(Collector):
 
 
 class Labels:
-    """Chooser of labels (partition, account). It limits their number, and replaces unprintable characters by `?`."""
+    """Chooser of labels (partition, account): limited in number, with `?` for unprintable characters."""
 
     def __init__(self, partitions: int = PARTITIONS, pairs: int = PAIRS) -> None:
         self._most = partitions, pairs
@@ -164,8 +164,8 @@ def _text(name: str) -> str:
 
 @dataclass(frozen=True)
 class _Expected:
-    """Prediction for a job, and the size (nodes, GPUs per node) at which the job was last measured; None if it never
-    was."""
+    """Throughput prediction for a job, and its last measured size (nodes, GPUs per node); None before any
+    measurement."""
 
     model: ThroughputModel
     on: Mapping[str, ThroughputModel]
@@ -174,7 +174,7 @@ class _Expected:
 
 
 class Metrics:
-    """Metrics that one companion serves. `clock` returns the time, from which the age of gauges is computed."""
+    """Metrics that one companion serves."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         # Nothing of the process itself: that is systemd's to tell.
@@ -190,10 +190,9 @@ class Metrics:
         self._expected: dict[int, _Expected] = {}
         self._due: list[tuple[ResizeRecord, Who]] = []
         self._shown: set[tuple[str, ...]] = set()
-        """Names and labels of the series with a reason as label that Prometheus may have read already."""
+        """Names and labels of series with a reason, which Prometheus may have read already."""
         self._later: list[tuple[tuple[str, ...], Total]] = []
-        """Series with a reason as label that show 0 now, and are increased at the next tick. A series to be increased
-        twice is in it twice."""
+        """Series with a reason that show 0 until the next tick increases them, once for each entry."""
         self._present = _Present(clock)
         self.registry.register(self._present)
         self._figures: dict[str, Any] = {}
@@ -219,7 +218,7 @@ class Metrics:
 
     @property
     def due(self) -> list[ResizeRecord]:
-        """Resizes that ended at the previous tick. By this tick, their jobs have reported the phases."""
+        """Resizes that ended at the previous tick, whose phases their jobs have reported by now."""
         return [resize for resize, _ in self._due]
 
     def ticked(self, now: float, tick: Tick, phases: Phases = NO_PHASES) -> None:
@@ -261,7 +260,7 @@ class Metrics:
         }
 
     def _begin_for(self, who: Who) -> None:
-        """Show all counters with these labels at 0 first. Otherwise Prometheus would not see their first increase."""
+        """Show all counters with these labels at 0, so that Prometheus sees their first increase."""
         self._begun_for.add(who)
         for name in ("resizes_begun", *HELD):
             self._of(name, *who)
@@ -294,8 +293,8 @@ class Metrics:
                 self._of(name, *who).inc(gpu_s)
 
     def _refused(self, tick: Tick) -> dict[int, str]:
-        """Return a dict from job id to the code of the reason, for each job that keeps its size. Count a reason when it
-        is new for its job."""
+        """Return the code of the reason for each job that keeps its size, by job id; count reasons that are new for a
+        job."""
         given = {id_: why.code for one in tick.decided for id_, why in one.schedule.reasons.items()}
         before, self._causes = self._causes, {}
         for job_id, one in tick.observation.elastic.items():
@@ -346,8 +345,7 @@ class Metrics:
             self._later.append(((name, *labels), self._of(name, *labels)))
 
     def _time_of(self, resize: ResizeRecord, who: Who, phases: Mapping[str, float]) -> None:
-        """Record the duration of a resize and of its phases. A phase counts as no longer than the resize, whatever is
-        reported."""
+        """Record the duration of a resize and of its phases, none longer than the resize."""
         way = _way(resize)
         lasted = max((resize.ended or resize.started) - resize.started, 0.0)
         self._of("resize_phase_seconds", *who, way, TOTAL).observe(lasted)
@@ -361,9 +359,9 @@ class Metrics:
 def lost(resize: ResizeRecord, phases: Mapping[str, float], stalled: float) -> float:
     """Return the GPU-seconds that a job held while a resize paused its training.
 
-    In a requeue, the job holds its old GPUs while it writes the checkpoint. It holds the new ones from the start of the
-    script to the first step, or the old ones again if the resize failed. In a change of blocks, the job holds the
-    larger of both sizes during the pause. Joining blocks also hold their GPUs until they are ready.
+    In a requeue, the job holds its old GPUs during the checkpoint, and the new ones from the script's start to the
+    first step. (After a failed resize it is the old ones again.) In a change of blocks, it holds the larger of both
+    sizes during the pause, and joining blocks until they are ready.
     """
     old, new = resize.old_shape.gpus, resize.new_shape.gpus
     if resize.mechanism == BLOCKS:
@@ -388,7 +386,7 @@ def _ratio(measured: float, predicted: float) -> float | None:
 # -- the HTTP server, with limits on concurrent requests and on their duration -----------------------------------------
 
 AT_ONCE = 8
-"""Largest number of requests at a time. Further connections are closed at once."""
+"""Largest number of requests at a time; further connections are closed at once."""
 SILENT_S = 5.0
 """Seconds after which the connection of a client that neither sends nor reads is closed."""
 LONGEST_S = 20.0

@@ -1,8 +1,8 @@
 """Notifications of a tick's events, by a program, a web hook or mail (see `config.NotifySettings`).
 
-A tick only puts events into boxes, one for each address. Each section of the settings has a thread, which sends the
-events in a box as one message. If that fails, it tries again after growing delays. A full box drops its oldest events
-and counts them. Events that are not sent by the end of the companion are lost.
+A tick only puts events into boxes, one for each address. A thread for each section of the settings sends the events in
+a box as one message. If that fails, it tries again after growing delays. A full box drops its oldest events and counts
+them. Events that are not sent by the end of the companion are lost.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ KINDS: dict[str, EventKind] = {
     **dict.fromkeys(WRONG, "cannot_resize"),
     "near_time_limit": "limited",
 }
-"""Kind of event for the codes of reasons that are events."""
+"""Kind of event by the code of its reason."""
 AS_ASKED = frozenset({"resize_off", "fused", "other_user", "site_acts", "owner_acts", "accounting_only", "opted_out"})
-"""Codes of refusals that are no events, because a user or the site asked for them."""
+"""Codes of refusals that a user or the site asked for; they are no events."""
 
 
 class Notice(NamedTuple):
@@ -68,7 +68,7 @@ class Notice(NamedTuple):
 
 
 class Happenings:
-    """Finder of each tick's events. What the first tick finds is not reported, because it may be old."""
+    """Finder of each tick's events, except in the first tick."""
 
     def __init__(self) -> None:
         self._reported: dict[tuple[int, str], float] = {}
@@ -118,8 +118,7 @@ class Happenings:
 
 
 def _reasons(tick: Tick) -> Iterator[tuple[int, EventKind, Reason]]:
-    """Yield (job id, kind, reason) for each job that is not resized and has a reason that is an event: the first
-    one."""
+    """Yield (job id, kind, reason) for each job that is not resized: its first reason that is an event."""
     given = {id_: why for one in tick.decided for id_, why in one.schedule.reasons.items()}
     for job_id, one in tick.observation.elastic.items():
         if one.refusal is not None:
@@ -141,15 +140,15 @@ def _about(one: Elastic, kind: EventKind, text: str, now: float) -> Notice:
 LIMIT_S = 10.0
 """Longest attempt to send a message, in seconds."""
 KEPT = 200
-"""Largest number of events in a box; then the oldest are dropped."""
+"""Largest number of events in a box; beyond it the oldest are dropped."""
 BOXES, BOXES_OF_ONE = 500, 4
 """Largest numbers of addresses: in one section of the settings, and named by one user in it."""
 LONGEST_WAIT_S = 3600.0
-"""Longest wait before a message that failed is sent again, in seconds."""
+"""Longest wait before a failed message is sent again, in seconds."""
 CLOSE_S = 5.0
 """Seconds for sending the last messages when the companion ends."""
 USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}", re.ASCII)
-"""Pattern of user names that can get mail. Other names could be address lists or options of a command."""
+"""Pattern of user names that can get mail, so that no name acts as an address list or an option."""
 
 
 class Message(NamedTuple):
@@ -185,7 +184,7 @@ def as_json(message: Message) -> bytes:
 
 
 def as_slack(message: Message) -> bytes:
-    """Return a message for Slack. Text from users, such as job names, cannot act as markup, mention or link."""
+    """Return a message for Slack, in which users' text cannot act as markup, mention or link."""
     text = escape(f"slurm-ones on {plain(message.cluster, 60)}:\n{message.text}", quote=False)
     return json.dumps({"text": text, "mrkdwn": False, "link_names": False}).encode()
 
@@ -204,10 +203,8 @@ class NotDelivered(Exception):
 
 
 def deliver(settings: NotifySettings, address: str, to: str, message: Message) -> None:
-    """Send a message to an address by the program, web hook or mail server of the settings.
-
-    It takes at most about `LIMIT_S` seconds. `to` receives a mail. Raises `NotDelivered`.
-    """
+    """Send a message to an address by the settings' program, web hook or mail server, within about `LIMIT_S` seconds.
+    `to` is the receiver of a mail. Raises `NotDelivered`."""
     try:
         if settings.form == "mail":
             mail = as_mail(message, settings.sender, to)
@@ -220,8 +217,7 @@ def deliver(settings: NotifySettings, address: str, to: str, message: Message) -
 
 
 def _run(argv: list[str], body: bytes) -> None:
-    """Run the program that the settings name, with the message as input. Arguments and environment have no users'
-    text."""
+    """Run the settings' program with the message as input, and without users' text in arguments or environment."""
     process = subprocess.Popen(
         argv,
         stdin=subprocess.PIPE,
@@ -293,7 +289,7 @@ class _Box:
 
 
 Key = tuple[str, str]
-"""Key of a box: (address, user). The user is "" if the address is the site's."""
+"""Key of a box: (address, user), with user "" for the site's addresses."""
 
 
 class Outbox(threading.Thread):
@@ -310,7 +306,7 @@ class Outbox(threading.Thread):
         self.stop = threading.Event()
 
     def put(self, event: Notice) -> None:
-        """Put an event into its box if this section sends such events. It never waits for a message to be sent."""
+        """Put an event into its box, if this section sends such events."""
         key = self._key(event)
         if key is None:
             return
@@ -323,7 +319,7 @@ class Outbox(threading.Thread):
             box.put([event])
 
     def _key(self, event: Notice) -> Key | None:
-        """Return the key of the event's box; None if this section does not send the event."""
+        """Return the key of the event's box; None if this section does not send it."""
         one = self._settings
         if (one.events and event.kind not in one.events) or (one.users and event.user not in ("", *one.users)):
             return None
@@ -376,7 +372,7 @@ class Outbox(threading.Thread):
 
 
 class _ErrorEvents(logging.Handler):
-    """Log handler that turns logged errors into events. Their rate is limited as in the log."""
+    """Log handler that turns logged errors into events, at a limited rate."""
 
     def __init__(self, put: Callable[[Notice], None]) -> None:
         super().__init__(logging.ERROR)
@@ -407,7 +403,7 @@ class Notifications:
             box.put(event)
 
     def ticked(self, tick: Tick) -> None:
-        """Put the events of a tick into their boxes. An error here does not make the tick fail."""
+        """Put the events of a tick into their boxes; an error here is only logged."""
         if not self._boxes:
             return
         try:

@@ -1,8 +1,8 @@
 """Publication of each user's own jobs, as a file that only the user can read.
 
-At a site with one companion for all, users can read neither the job database nor a server. The files are in
-`Settings.views_folder`: `view_name` of the user's id for each user with jobs, and SITE_VIEW for everybody. A thread
-writes the files, so that ticks do not wait. It writes only files of users whose jobs have changed.
+At a site with one companion for all, users can read neither the job database nor a server. In `Settings.views_folder`,
+each user with jobs has a file named by `view_name`, and SITE_VIEW is for everybody. A thread writes the files of users
+whose jobs have changed.
 """
 
 from __future__ import annotations
@@ -27,19 +27,17 @@ from slurm_ones.untrusted_files import NotBelieved, directory_of
 log = logging.getLogger(__name__)
 
 FOLDER_MODE = 0o711
-"""Mode of the folder: everybody may open a file whose name they know, but only the owner may list the folder."""
+"""Mode of the folder: everybody may open a file by its name, but only the owner may list the folder."""
 ROUND_S = 10.0
-"""Seconds after which a round stops writing. The next round writes the files that are left."""
+"""Seconds after which a round stops writing; the next round writes the remaining files."""
 REST = 20
-"""Pause after a round, as a multiple of the round's CPU time. Publishing then takes at most a twentieth of a core;
-SITE_VIEW is written even in the pause."""
+"""Pause after a round, as a multiple of the round's CPU time, so that publishing takes at most a twentieth of a
+core."""
 
 
 class Publisher:
-    """Writer of the users' files of one cluster.
-
-    `publish` does one round. After `start`, a thread does one after each call of `ticked`.
-    """
+    """Writer of the users' files of one cluster: `publish` does one round. After `start`, a thread does one after each
+    call of `ticked`."""
 
     def __init__(self, url: str, cluster: str, folder: Path) -> None:
         self._source = ViewSource(url, cluster)
@@ -58,7 +56,7 @@ class Publisher:
         self._thread.start()
 
     def ticked(self) -> None:
-        """Wake the thread for a round, because a tick has ended."""
+        """Wake the thread for a round after a tick."""
         self._wake.set()
 
     def close(self) -> None:
@@ -86,11 +84,11 @@ class Publisher:
                 return
 
     def publish(self) -> tuple[int, int]:
-        """Write SITE_VIEW, then the files of users whose jobs have changed, the oldest file first.
+        """Write SITE_VIEW, then the files of users whose jobs have changed, the oldest file first. Also remove the
+        files of users whose jobs ended long ago.
 
-        Return the number of users whose files were written, and of those whose files are left for the next round. Also
-        remove the files of users whose jobs ended long ago. Raises `StoreError`, and OSError or `NotBelieved` if the
-        files cannot be written.
+        Return two numbers of users: with files written, and with files left for the next round. Raises `StoreError`,
+        and OSError or `NotBelieved` if the files cannot be written.
         """
         made = not self._folder.exists()
         self._folder.mkdir(mode=FOLDER_MODE, exist_ok=True)
@@ -196,7 +194,7 @@ ACL = "system.posix_acl_access"
 _VERSION = struct.pack("<I", 2)
 _ENTRY = struct.Struct("<HHI")
 _NOBODY = 0xFFFFFFFF
-"""Id in those entries of the list that name no user or group."""
+"""Id in entries of the list that name no user or group."""
 _USER_OBJ, _USER, _GROUP_OBJ, _MASK, _OTHER = 0x01, 0x02, 0x04, 0x10, 0x20
 _READ, _WRITE = 4, 2
 
@@ -214,6 +212,5 @@ def readable_by(uid: int) -> bytes:
 
 
 def let_read(fd: int, uid: int) -> None:
-    """Allow user `uid` to read an open file. Raises OSError, with ENOTSUP if the file system has no access control
-    lists."""
+    """Allow user `uid` to read an open file. Raises OSError: ENOTSUP if the file system has no access control lists."""
     os.setxattr(fd, ACL, readable_by(uid))

@@ -1,8 +1,7 @@
 """Requests for an early tick, after an order by hand.
 
-The companion has a directory. A user requests a tick by setting its modification time. Users have only the permission
-to write in it, so they can set its time but create no files. After a few requests in a row, each interval has at most
-one additional tick.
+A user requests a tick by setting the modification time of the companion's directory, in which users cannot create
+files. After a few requests in a row, each interval has at most one additional tick.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ LOOK_S = 2.0
 GAP_S = 5.0
 """Shortest time from the end of a tick to a requested tick, in seconds."""
 BURST = 5
-"""Largest number of requested ticks in a row. After that, each interval has at most one."""
+"""Largest number of requested ticks in a row; after it, each interval has at most one."""
 
 
 def wake(settings: Settings) -> bool:
@@ -34,7 +33,7 @@ def wake(settings: Settings) -> bool:
 
 
 class Waking:
-    """Thread that checks the directory for requests. The main loop must not, because a file system may hang."""
+    """Thread that checks the directory for requests, so that a hanging file system does not stop the main loop."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic, look_s: float = LOOK_S) -> None:
         self._folder: Path | None = None
@@ -60,7 +59,7 @@ class Waking:
         self._hurry.set()
 
     def begins(self) -> None:
-        """Drop the requests made until now, because a tick begins that serves them."""
+        """Drop all requests so far, because a tick begins."""
         self._asked.clear()
 
     def ended(self) -> None:
@@ -99,7 +98,7 @@ class Waking:
 
 
 def _changed(folder: Path, own: bool) -> int | None:
-    """Return the directory's modification time in ns; None if it is another user's. A missing directory is created."""
+    """Return the directory's modification time in ns; None if it is another user's. Create a missing directory."""
     with suppress(FileExistsError):
         # Of an operator's companion, the publisher makes the folder around it.
         folder.mkdir(parents=own)
