@@ -1,7 +1,8 @@
-"""Elastic jobs of a snapshot: jobs that may be resized, their sizes, and the reasons why other jobs may not be resized.
+"""Elastic jobs of a snapshot: jobs that may be resized, their sizes, and the reasons why other jobs may not be
+resized.
 
 A job (`WholeJob`) is either a single Slurm job, or an array whose comment says `array=blocks`. The tasks of such an
-array are its blocks: they train together as one job. Nothing here reads a file or queries Slurm.
+array are its blocks: they train together as one job.
 """
 
 from __future__ import annotations
@@ -40,16 +41,17 @@ class WholeJob:
     first: SlurmJob
     """Block whose state is taken as the state of the whole job (see `_representative`)."""
     home: SlurmJob
-    """Block whose owner, queue and comment are taken as those of the whole job. It is a base block; if all blocks are
-    guests, it is a guest with the queue that the database has stored for the job."""
+    """Block whose owner, queue and comment count as the job's: a base block. If all blocks are guests, it is a guest
+    with the job's stored queue."""
     submit_time: float
     key: JobKey
-    """Id of the job in Slurm's commands. For a waiting job of blocks it is the array or, if a block was changed
+    """Id of the job in Slurm's commands. For a waiting job of blocks it is the array, or if a block was changed
     separately, the block that starts first."""
     by_blocks: bool = False
     """True if blocks join and leave during training. A plain job has one block and is resized by a requeue."""
     refusal: Reason | None = None
-    """Reason against resizing that was found by comparing the blocks; None if there is none."""
+    """Reason against resizing the job that follows from its blocks, for example if they differ; None if there
+    is none."""
     guests: frozenset[int] = frozenset()
     """Task numbers of the job's guest blocks, waiting or running."""
 
@@ -68,8 +70,8 @@ class WholeJob:
         return not self.guests.isdisjoint(block.array_tasks)
 
     def base_first(self, tasks: Iterable[int]) -> tuple[int, ...]:
-        """Return the tasks with base blocks before guests. Slurm does not preempt base blocks, so one of them leads the
-        training."""
+        """Return the tasks, base blocks before guests: a base block should lead the training, since Slurm does not
+        preempt it."""
         return tuple(sorted(tasks, key=lambda task: (task in self.guests, task)))
 
     @property
@@ -121,14 +123,13 @@ class WholeJob:
 
     @property
     def start_time(self) -> float:
-        """Earliest start of a running block, as Unix time. For an ended job, the earliest start of any block."""
+        """Unix time of the earliest start of a running block; for an ended job, of any block."""
         begun = self.blocks if self.ended else self.running_blocks or (self.first,)
         return min((block.start_time for block in begun if block.start_time), default=0.0)
 
     @property
     def run_start(self) -> float:
-        """Start of the job's present run. For a job of blocks it is the time of submission, since Slurm does not know
-        its terms."""
+        """Start of the job's present run; of a job of blocks, its submission, since Slurm does not know terms."""
         return self.submit_time if self.by_blocks else self.start_time
 
     @property
@@ -137,8 +138,8 @@ class WholeJob:
 
 
 def arrays(jobs: Iterable[SlurmJob]) -> dict[int, tuple[SlurmJob, ...]]:
-    """Return the records of each array of blocks, by the array's id. An array is one of blocks if the comment of a live
-    task says so. If all tasks have ended, the comment of any task counts."""
+    """Return the records of each array of blocks, by the array's id: the comment of a live task says so, or of any task
+    if all have ended."""
     found: dict[int, list[SlurmJob]] = defaultdict(list)
     for job in jobs:
         if job.array_id and job.array_tasks:
@@ -200,15 +201,15 @@ def whole_job(
 
 
 def guests_of(settings: Settings) -> Guests:
-    """Return the queues of guests from the settings. A user's text cannot choose one of them."""
+    """Return the queues of guests that the settings name."""
     return {name: Queue(one.partition, one.qos, one.account) for name, one in settings.guests.items()}
 
 
 def is_guest(job: SlurmJob, guests: Guests) -> bool:
     """Tell whether a block is in a queue of guests, named by the settings or by the owner's comment.
 
-    A comment names the queue into which the job's own launcher moves blocks. The companion releases no guest there. If
-    Slurm does not preempt jobs of this queue, such a block is given back to waiting jobs like any other block.
+    The job's own launcher moves blocks into the comment's queue, and the companion releases none there. If Slurm does
+    not preempt jobs of this queue, such a block is given back to waiting jobs like any other.
     """
     names = ",".join(job.partitions), job.qos, job.account
     own = (all(one in ("", name) for one, name in zip(queue, names, strict=False)) for queue in guests.values())
@@ -235,7 +236,7 @@ def as_one(shapes: Sequence[Shape]) -> Shape:
 
 
 def newest(records: Sequence[SlurmJob]) -> tuple[SlurmJob, ...]:
-    """Return one record for each array task, ascending by task: the live record, or else the newest."""
+    """Return one record for each array task, ascending by task: the live one, or else the newest."""
     found: dict[int, SlurmJob] = {}
     for record in records:
         # One task more than a job of blocks may have is enough to see that there are too many.
@@ -254,8 +255,8 @@ def _newness(job: SlurmJob) -> tuple[bool, int, bool, float, int]:
 
 
 def _of_one_kind(tasks: Sequence[SlurmJob], guests: Guests) -> tuple[tuple[SlurmJob, ...], str, frozenset[int]]:
-    """Return the tasks that may form one job, the first difference between them in words ("" for none), and the numbers
-    of those that are guests. Ended tasks that differ are left out."""
+    """Return the tasks that may form one job, the first difference between them in words ("" for none), and which of
+    them are guests. Ended tasks that differ are left out."""
     lent = {job.array_tasks[0] for job in tasks if is_guest(job, guests)}
     base = [job for job in tasks if job.array_tasks[0] not in lent] or tasks
     first = min(base, key=lambda job: (not says_blocks(job.comment), job.ended))
@@ -297,8 +298,8 @@ def _blocks_refusal(blocks: Sequence[SlurmJob], others: str, count: int, known: 
 
 
 def _representative(blocks: Sequence[SlurmJob]) -> SlurmJob:
-    """Return the block whose state counts as the job's. It is a running block or else, in this order: another active
-    one, one that may start, the one that ended last, a held one. So held tasks do not keep an ended job alive."""
+    """Return the block whose state counts as the job's: a running one, or else, in this order, another active one, one
+    that may start, the one that ended last, a held one."""
     live = [job for job in blocks if not job.ended]
     active = [job for job in live if job.running] or [job for job in live if not job.pending]
     startable = [job for job in live if job.pending and not job.held]
@@ -327,8 +328,7 @@ class Elastic:
 
     @property
     def shape(self) -> Shape:
-        """Shape that the job has or asks for. It is 1 × all GPUs if the job has different numbers of GPUs on its
-        nodes."""
+        """Shape that the job has or asks for; 1 × all GPUs if its nodes have different numbers of GPUs."""
         running = self.job.running_blocks
         if len(running) < 2:
             return self.shape_of(running[0] if running else self.job.first)
@@ -356,12 +356,12 @@ class Elastic:
 
     @property
     def weighed(self) -> bool:
-        """True if policies see the job, even if it must keep its size."""
+        """True if policies see the job, even as one that keeps its size."""
         return self.optin is not None and self.shape.gpus > 0
 
     @property
     def takes_guests(self) -> bool:
-        """True if the owner lets the job grow by guest blocks. Always False for a job without blocks."""
+        """True if the owner lets the job grow by guest blocks."""
         return self.job.by_blocks and self.optin is not None and bool(self.optin.guests)
 
     @property
@@ -375,8 +375,7 @@ class Elastic:
         return self.shape.gpus, self.shape.gpus
 
     def allows(self, gpus: int) -> bool:
-        """Tell whether the owner allows this number of GPUs: within the range, and a multiple of the step above its
-        lower end."""
+        """Tell whether the owner allows this number of GPUs: within the range, in steps from its lower end."""
         low, high = self.gpu_range
         return low <= gpus <= high and (gpus - low) % (self.optin.step if self.optin is not None else 1) == 0
 
@@ -450,7 +449,7 @@ def _task_refusal(job: SlurmJob, optin: OptIn, snapshot: Snapshot) -> Reason | N
 def elastic_job(
     job: WholeJob, snapshot: Snapshot, whole_node_gpus: dict[str, int], own_uid: int | None
 ) -> Elastic | None:
-    """Return the job with its owner's limits; None for a job that did not opt in, which the companion never touches."""
+    """Return the job with its owner's limits; None for a job that did not opt in."""
     comment = job.home.comment
     try:
         optin, right = parse_comment(comment), near_miss(comment)

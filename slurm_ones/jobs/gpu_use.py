@@ -4,8 +4,8 @@ A job is idle if the mean use of its GPUs over `limits.idle_s` is below `limits.
 of training, and the mean starts again when the job's ranks change. So a block that loads data, joins or waits does not
 look idle.
 
-Reports do not count for a job that Slurm measures. A job that falsely reports little use loses only the GPUs by which
-it grew. A false report of much use has the same effect as no report.
+A false report of little use costs a job only the GPUs by which it grew. A false report of much use has the same effect
+as no report.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LOOK_S = 300.0
 MEASURED = 0.5
 """Fraction of `limits.idle_s` that measurements must cover before a job can count as idle."""
 HOLDS = 3
-"""Time for which a job counts as idle after it was last found idle, as a multiple of `limits.idle_s`."""
+"""Time for which a job counts as idle after it was last found idle, in multiples of `limits.idle_s`."""
 
 
 @dataclass
@@ -37,7 +37,7 @@ class _Window:
 
 
 class GpuUses:
-    """GPU use of each job. It is kept in memory only: no job counts as idle when the companion starts."""
+    """GPU use of each job, in memory only: no job counts as idle when the companion starts."""
 
     def __init__(self, client: SlurmClient, limits: LimitSettings) -> None:
         self._client, self._limits = client, limits
@@ -75,8 +75,7 @@ class GpuUses:
                 self._add(job_id, each.gpus, LOOK_S, now)
 
     def read(self, job_id: int, lines: Iterable[ReportLine], now: float) -> list[ReportLine]:
-        """Return the report lines to store. If Slurm measures the job's GPU use, it replaces the use that the job
-        reported."""
+        """Return the report lines to store, with Slurm's measured GPU use in place of the reported one."""
         reports = ((line, self._read(job_id, line.report, now)) for line in lines)
         return [line if report is line.report else replace(line, report=report) for line, report in reports]
 

@@ -52,11 +52,8 @@ AT_ONCE = 1000
 
 
 class Observer:
-    """Reader of Slurm and of the jobs' reports, which stores both.
-
-    It changes nothing outside the database. The database has the position reached in each report file, so a new
-    companion continues after the last line read.
-    """
+    """Reader of Slurm and of the jobs' reports, which stores both, and changes nothing else. The database has the
+    position reached in each report file."""
 
     def __init__(
         self, client: SlurmClient, store: Store, settings: Settings, clock: Callable[[], float] = time.time
@@ -72,8 +69,7 @@ class Observer:
         self._nodes: dict[str, NodeRecord] = {}
         self._other_gpus: int | None = None
         self._counted: dict[int, bool] = {}
-        """True for a job that was submitted with a task count, by job id. Jobs whose details have not been read are
-        missing."""
+        """True for a job that was submitted with a task count, by job id, for jobs whose details were read."""
         self._specs: dict[tuple[int, int], Spec] = {}
         """Spec of each run as last stored, by job id and restart."""
         self._measured: dict[tuple[int, int], Measured] = {}
@@ -84,11 +80,10 @@ class Observer:
         self._throttled: dict[int, int] = {}
         """Task throttle of each waiting array that was read, 0 for none, by array id."""
         self._silent: dict[int, str] = {}
-        """Error message of the file system, by job id, for each job whose files did not respond at the last read."""
+        """Error of the file system for each job whose files did not respond at the last read, by job id."""
         self.other = OtherCompanion(self._own_uid, self._files.hello, clock)
         self._asked: dict[int, Sequence[SlurmJob]] | None = None
-        """Tasks of each array, by array id, as read during this call of `collect`. None while Slurm must not be
-        queried."""
+        """Tasks of each array as read in this call of `collect`, by array id; None if Slurm must not be queried."""
 
     def observe(self) -> Observation:
         """Return the observation of one tick. Raises `Unreachable`."""
@@ -136,10 +131,10 @@ class Observer:
         return Observation(snapshot, here, left, self._uses.idle)
 
     def _throttles(self, jobs: Mapping[int, WholeJob], snapshot: Snapshot) -> dict[int, int]:
-        """Return by array id the task throttles (largest number of tasks that run at once) that the snapshot lacks.
+        """Return the task throttles (largest number of tasks that run at once) that the snapshot lacks, by array id.
 
-        An array of blocks is refused if it shows no throttle, so its throttle is read again. While a job that opted in
-        runs, the throttles of other waiting arrays are read as well, once each. All are read in one call.
+        Those of arrays of blocks are read again at each tick. While an elastic job runs, those of other waiting arrays
+        are read once. All are read in one call.
         """
         asked = {
             next(block.job_id for block in one.blocks if not block.ended): array
@@ -157,9 +152,8 @@ class Observer:
         return {array: most for array, most in (self._throttled | found).items() if most}
 
     def _with_details(self, seen: dict[int, Elastic], known: Set[int]) -> dict[int, Elastic]:
-        """Return all jobs, with a refusal for jobs that were submitted with a task count. A snapshot does not show
-        every task count. So the details of all new jobs are read in one call, once for each job because the task count
-        never changes."""
+        """Return all jobs, with a refusal for jobs that were submitted with a task count. The details that show it are
+        read once for each job."""
         new = [id_ for id_, e in seen.items() if not e.refusal and not e.job.ended and id_ not in self._counted]
         # Tasks of an array were submitted together, so one of them is read for all.
         asked = {next(block.job_id for block in seen[id_].job.blocks if not block.ended): id_ for id_ in new}
@@ -219,9 +213,9 @@ class Observer:
             self._other_gpus = gpus
 
     def _close_lost(self, snapshot: Snapshot, jobs: Mapping[int, WholeJob], seen: Set[int], no_more: Set[int]) -> None:
-        """Close the records of jobs that are live in the database but no longer elastic. Such a job ended longer than
-        MinJobAge ago, so that Slurm no longer knows it, or its owner opted out. The owners of jobs in `no_more` removed
-        only the word `array=blocks` from the comment."""
+        """Close the records of jobs that are live in the database but no longer elastic: Slurm no longer knows them, or
+        their owners opted out. In `no_more` are jobs whose owners removed only the word `array=blocks` from the
+        comment."""
         lost = self._store.live_jobs() - seen
         if not lost:
             return
@@ -318,8 +312,8 @@ class Observer:
 
 
 def job_record(elastic: Elastic, note: str) -> JobRecord:
-    """Return the job's record, with the user's texts made printable. While both guests and base blocks run, the
-    requested shape is that of the base blocks."""
+    """Return the job's record, with the user's texts made printable. While guests and base blocks run, its requested
+    shape is that of the base blocks."""
     job, home = elastic.job, elastic.job.home
     base = [elastic.shape_of(block) for block in job.running_blocks if not job.is_guest(block)]
     return JobRecord(
@@ -352,11 +346,8 @@ def node_record(node: Node) -> NodeRecord:
 
 
 def run_record(elastic: Elastic, before: RunRecord | None = None, kinds: Mapping[str, str] | None = None) -> RunRecord:
-    """Return the record of the job's present run. `before` is the last record of this job.
-
-    A run of a job of blocks is one term, and Slurm shows only the start of the first term. The GPU kind is the one that
-    the job asked for, else the kind of its nodes by `kinds`.
-    """
+    """Return the record of the job's present run; a run of a job of blocks is one term. `before` is the job's last
+    record. The GPU kind is the one that the job asked for, or else its nodes' by `kinds`."""
     job, shape = elastic.job, elastic.shape
     same = before if before is not None and before.restart == job.restart else None
     kind, start = kind_of(job.node_list, kinds or {}), job.start_time or None
@@ -388,8 +379,8 @@ class DrainReports:
         self._clock = clock
 
     def drained(self, job: WholeJob, restart: int, order: int) -> float | None:
-        """Return when the job reported the checkpoint that the order asked for. None if there is no such checkpoint, or
-        if the job has reported more since, so that it trains on."""
+        """Return the time at which the job reported the checkpoint that the order asked for. Return None without one,
+        or if the job has trained on since."""
         self._observer.collect([job], now=self._clock())
         found = self._store.checkpoint_for_order(job.job_id, restart, order)
         if found is None:
@@ -415,8 +406,7 @@ class DrainReports:
         return self._store.membership(job.job_id, order)
 
     def restarted(self, job: WholeJob, after_restart: int) -> float | None:
-        """Return the seconds between the last step before the drain and the hello of the new run; None before this
-        hello."""
+        """Return the seconds from the last step before the drain to the new run's hello; None before this hello."""
         self._observer.collect([job], now=self._clock())
         return self._store.pause_after(job.job_id, after_restart)
 
@@ -430,11 +420,8 @@ class StopFile:
         self._there = False
 
     def check(self, now: float) -> None:
-        """Store an action if the stop file was made or removed since the last check.
-
-        The file's owner made it; it is unknown who removes it. A companion that restarts finds the same file and stores
-        the same action, which the database keeps once.
-        """
+        """Store an action if the stop file was made, by its owner, or removed, by an unknown user, since the last
+        check."""
         try:
             found = self._path.stat()
         except (FileNotFoundError, NotADirectoryError):

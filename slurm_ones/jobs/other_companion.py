@@ -1,12 +1,12 @@
-"""Agreement between two companions of the same job, its owner's and the site's: one of them yields, and leaves the job
-to the other.
+"""Agreement between two companions of the same job, its owner's and the site's: one of them leaves the job to the
+other.
 
-While the site's companion acts, it touches a file in its spool again and again: the mark. The owner's companion yields
-on every job that reads orders from a spool with a recent mark. The owner's companion writes its orders into the job's
-directory. The site's companion yields on a job whose newest order there is recent.
+While the site's companion acts, it keeps touching a file in its spool, the mark. The owner's companion yields on every
+job that reads orders from a spool with a recent mark. It writes its own orders into the job's directory; the site's
+companion yields on a job with a recent order there.
 
-If both start in the same second, the job obeys the order with the higher number. The companion whose order was not
-obeyed gives up its resize without notifying the job.
+If both start in the same second, the job obeys the order with the higher number. The companion of the lower one gives
+up its resize without notifying the job.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from slurm_ones.jobs.elastic import WholeJob
 from slurm_ones.untrusted_files import NotBelieved, job_directory, read_file, status_of
 
 YIELD_S = 300.0
-"""Age, in seconds, up to which a mark or an order shows that its companion is active."""
+"""Age, in seconds, up to which a mark or an order counts as recent."""
 
 
 class OtherCompanion:
@@ -73,8 +73,8 @@ class OtherCompanion:
 
 
 def _number(folder: Path, name: str, uid: int | None, folder_uid: int | None = None) -> int:
-    """Return the number of the order that the user `uid` (None: the owner of `folder`) wrote in `folder`. Return 0 if
-    there is none, or if this companion runs as that user."""
+    """Return the number of the order that the user `uid` (None: the owner of `folder`) wrote in `folder`; 0 for none,
+    or if this process runs as that user."""
     try:
         owner = status_of(folder, os.geteuid()).st_uid if uid is None else uid
         if owner == os.geteuid():

@@ -1,7 +1,7 @@
 """Jobs and their runs from accounting rows: requeued runs share one job id, and Slurm reuses ids.
 
 The tasks of an array of blocks form one job with the array's id. Each start or end of a block begins another run of
-this job. A run has the nodes and GPUs of all blocks that ran at the time.
+this job, with the nodes and GPUs of all blocks that run.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from slurm_ones.slurm.sacct import AccountingRow
 class PastJobs:
     """Converter from accounting rows to ended jobs. The rows are read in spans of time, in order of the runs' ends.
 
-    The rows of a requeued job are kept until its last run is read. A job whose last run is missing is left out; a later
-    import finds it.
+    A requeued job's rows are kept until its last run is read. A job whose last run is missing is left to a later
+    import.
     """
 
     def __init__(self, known: Callable[[int], bool] = lambda array: False) -> None:
@@ -79,11 +79,8 @@ def _says_blocks(comment: str) -> bool:
 
 
 def _apart(rows: Sequence[AccountingRow]) -> list[list[AccountingRow]]:
-    """Split the rows of one job id, sorted by submission, at each reuse of the id by another job.
-
-    A row is of the same job if the user is the same, and it was submitted at most `SAME_JOB_S` after the last end.
-    Slurm does not reuse an id sooner.
-    """
+    """Split the rows of one job id, sorted by submission, at each reuse of the id by another job: another user, or a
+    submission more than `SAME_JOB_S` after the last end."""
     found: list[list[AccountingRow]] = []
     latest = 0.0
     for row in rows:
@@ -167,7 +164,7 @@ def _job(job_id: int, first: AccountingRow, last: AccountingRow, restart: int, s
 
 
 def _shape(nodes: int, gpus: int) -> Shape:
-    """Return the shape; 1 × all GPUs if the GPUs are not divided evenly among the nodes."""
+    """Return the shape; 1 × all GPUs if the nodes do not have equally many."""
     each, rest = divmod(gpus, max(nodes, 1))
     return Shape(1, gpus) if rest else Shape(nodes, each)
 

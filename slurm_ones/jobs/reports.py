@@ -1,8 +1,8 @@
 """Reader of jobs' reports: a bounded part at a time, each line checked, a bad line dropped.
 
-A job's user can write anything into its reports. The checks protect the database and the clocks. Each line must have
-the right form, and its time must lie within the run by Slurm's clock. The numbers of lines must rise at a plausible
-rate. Samples count only as far as the job's steps and its position in the data confirm them (`confirmed`).
+A job's user can write anything into its reports. Each line must have the right form, and its time must lie within the
+run by Slurm's clock. The numbers of lines must rise at a plausible rate. Samples count only as far as the job's steps
+and its position in the data confirm them (`confirmed`).
 
 No check here can tell whether a job trains at all. `learn` bounds what a user can gain by consistent lies.
 """
@@ -56,13 +56,12 @@ MAX_BYTES = 1 << 20
 MAX_LINES = 2_000
 """Largest number of lines, good or bad, read from one job in a tick. Further lines wait for the next tick."""
 LEAST_LINES = 64
-"""Number of lines that may always be read from a job in a tick: more than a job writes in a minute."""
+"""Number of lines that are read from any job in a tick, more than a job writes in a minute."""
 ALL_LINES = 100_000
-"""Number of lines read from all jobs together in a tick; exceeded if `LEAST_LINES` for each job are more."""
+"""Number of lines read from all jobs together in a tick, unless `LEAST_LINES` for each job are more."""
 BURST = 2_000
 PER_S = 2.0
-"""Reports per second since the run's start that are accepted, in addition to `BURST`. This bounds a run's rows in the
-database. A wrapper reports every 2 s by default."""
+"""Accepted reports per second since the run's start, in addition to `BURST`. A wrapper reports every 2 s by default."""
 FUTURE_S = 300.0
 """Largest number of seconds by which a report's time may be ahead of the companion's clock."""
 SKEW_S = 300.0
@@ -83,7 +82,7 @@ def lines_per_job(jobs: int) -> int:
 
 def highest_number(job: WholeJob, restart: int, now: float, others: int = 0) -> int:
     """Return the highest report number that this run can plausibly have reached by now. All runs of a job of blocks
-    share one bound; `others` is the number of reports of the other runs."""
+    share one bound, so `others` is the number of the other runs' reports."""
     since = job.run_start if restart == job.restart and job.run_start else job.submit_time
     return BURST + int(PER_S * max(now - since, 0.0)) - others
 
@@ -103,7 +102,7 @@ def read_spec(job: WholeJob) -> tuple[Spec | None, str]:
 
 _SPEC: Part = (SPEC, 0, MAX_SPEC + 1)
 _decoded = lru_cache(maxsize=256)(decode_spec)
-"""Decoder with a cache: a spec is read in each tick, but seldom changes."""
+"""Cached decoder of specs, which are read in each tick but seldom change."""
 
 
 def _spec(found: Found) -> tuple[Spec | None, str]:
@@ -120,12 +119,12 @@ def _spec(found: Found) -> tuple[Spec | None, str]:
 def read_reports(
     job: WholeJob, restart: int, offset: int, after: int, *, now: float, most: int = MAX_LINES, others: int = 0
 ) -> tuple[RunReports, str]:
-    """Return a run's new reports and the problems with them, in words. They begin at byte `offset` of the file, and
-    have numbers above `after`.
+    """Return a run's new reports, from byte `offset` of the file and with numbers above `after`, and the problems with
+    them in words.
 
     Lines that are malformed, out of order, repeated, from the future, or cut short in mid-file are dropped. So are
     measurements from outside the run (see `_within_run`). A last line without newline waits for the next read, as do
-    lines beyond `most` or `highest_number`. A dropped line from the future still uses up its number. Raises `NoAnswer`.
+    lines beyond `most` or `highest_number`. Raises `NoAnswer`.
     """
     data, spec, problem = _piece(job, restart, offset)
     lines, used, number, fault = _lines(data, job, restart, after, now, most, others)
@@ -159,10 +158,10 @@ def _piece(job: WholeJob, restart: int, offset: int) -> tuple[bytes, Spec | None
 
 def _within_run(lines: Sequence[ReportLine], job: WholeJob, restart: int, now: float) -> tuple[list[ReportLine], str]:
     """Compare reports with the start and end of their run by Slurm's clock. Return the lines to use, and a problem in
-    words ("" if there is none).
+    words ("" for none).
 
     A Throughput or Epoch report from outside the run is dropped, and so is a Throughput report of more seconds than the
-    run has lasted. Any other report from outside the run is kept, with the nearest time within the run.
+    run has lasted. Any other report from outside gets the nearest time within the run.
     """
     known = restart == job.restart and not job.pending
     start = job.run_start if known else 0.0
@@ -182,7 +181,7 @@ def _within_run(lines: Sequence[ReportLine], job: WholeJob, restart: int, now: f
 
 
 Measured: TypeAlias = Hello | Throughput
-"""Report with a step number and a position in the data. Two successive ones bound the samples used between them."""
+"""Report with a step number and a position in the data."""
 
 
 def last_measured(reports: RunReports) -> Measured | None:
@@ -191,12 +190,9 @@ def last_measured(reports: RunReports) -> Measured | None:
 
 
 def confirmed(reports: RunReports, before: Measured | None) -> tuple[RunReports, str]:
-    """Return the reports with plausible numbers of samples, and doubts in words. Between two reports a job cannot have
-    used more samples than steps × batch, nor more than its position moved through the data.
-
-    `before` is the report before the first of these. If `before` is unknown (None), the first number of samples is
-    believed.
-    """
+    """Return the reports with plausible numbers of samples, and doubts in words. Between two reports a job cannot use
+    more samples than steps × batch, nor more than its position moved through the data. `before` is the report before
+    the first; if it is None, the first number of samples is believed."""
     dataset = reports.spec.dataset if reports.spec is not None else 0
     lines, doubts = [], []
     for line in reports.lines:
@@ -213,8 +209,8 @@ def confirmed(reports: RunReports, before: Measured | None) -> tuple[RunReports,
 
 
 def _most_samples(before: Measured, report: Throughput, dataset: int) -> int:
-    """Return the largest possible number of samples between two reports: by steps × batch, and by the positions in the
-    data. The positions count if the data's length is known, or if both lie in one epoch."""
+    """Return the largest possible number of samples between two reports: by steps × batch, and by their positions if
+    both lie in one epoch or the data's length is known."""
     most = (report.step - before.step) * report.batch
     epochs = report.epoch - before.epoch
     if epochs == 0 or dataset:
@@ -275,8 +271,7 @@ def _lines(
 
 
 TICKS = 3
-"""Number of ticks for which a running job's files may be missing before it gets a refusal. (`ones-run` makes the job's
-directory before anything else.)"""
+"""Number of ticks for which a running job's files may be missing before it gets a refusal."""
 
 
 class JobDirectories:
@@ -289,13 +284,13 @@ class JobDirectories:
         self._hellos: dict[tuple[int, int], Hello] = {}
 
     def forget(self, alive: Container[int]) -> None:
-        """Forget all jobs but these."""
+        """Forget all jobs except these."""
         self._hellos = {key: hello for key, hello in self._hellos.items() if key[0] in alive}
         self._failed = {key: times for key, times in self._failed.items() if key[0] in alive}
 
     def refusal(self, job: WholeJob, *, read: bool) -> Reason | None:
         """Return the reason against resizing the job; None if it may be resized. Call it once a tick. `read` is True if
-        the job's files have been found before."""
+        its files were found before."""
         key = job.job_id, job.restart
         problem = _fault_of_directory(job) if job.running and not read else ""
         self._failed[key] = self._failed.get(key, 0) + 1 if problem else 0
@@ -310,8 +305,8 @@ class JobDirectories:
         return reason("spool_not_read", spool=str(self._spool))
 
     def hello(self, job: WholeJob) -> Hello | None:
-        """Return the hello of the newest run. If it is missing, return the hello of the run before, which had the same
-        environment. None if both are missing."""
+        """Return the hello of the newest run, or else of the run before, whose environment was the same; None if both
+        are missing."""
         for key in ((job.job_id, job.restart), (job.job_id, job.restart - 1)):
             if key not in self._hellos and key[1] >= 0 and (found := _hello(job, key[1])) is not None:
                 self._hellos[key] = found
@@ -341,10 +336,7 @@ def _hello(job: WholeJob, restart: int) -> Hello | None:
 
 
 def checkpoint_stands(job: WholeJob, name: str) -> bool:
-    """Tell whether the checkpoint that a job reported exists and has a manifest. Raises `NoAnswer`.
-
-    The check finds files that went missing. It does not prevent lies: by a false report a job loses only its own work.
-    """
+    """Tell whether the checkpoint that a job reported exists and has a manifest. Raises `NoAnswer`."""
     if not name or name.startswith(".") or "/" in name:
         return False
     try:
@@ -369,8 +361,7 @@ class _Note:
 
 
 class Notes:
-    """Problems of each job's reports, shown to its owner. A note is shown as long as the problem lasts and for
-    `STAYS_S` more."""
+    """Problems of each job's reports, shown to its owner until `STAYS_S` seconds after they were last found."""
 
     def __init__(self) -> None:
         self._notes: dict[int, _Note] = {}
@@ -388,7 +379,7 @@ class Notes:
         self._notes[job_id] = _Note(problem, known.since, now)
 
     def text(self, job_id: int, now: float) -> str:
-        """Return the note to show at `now`; "" for none, or if its problem was last found more than `STAYS_S` ago."""
+        """Return the note to show at `now`; "" for none."""
         note = self._notes.get(job_id)
         if note is None:
             return ""
@@ -400,7 +391,7 @@ class Notes:
         return f"{note.problem} (last seen {_clock(note.seen)})"
 
     def forget(self, alive: Container[int]) -> None:
-        """Forget all jobs but these."""
+        """Forget all jobs except these."""
         self._notes = {id_: note for id_, note in self._notes.items() if id_ in alive}
         self._read = {id_: when for id_, when in self._read.items() if id_ in alive}
 

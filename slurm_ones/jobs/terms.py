@@ -1,8 +1,8 @@
 """Terms and blocks of jobs of blocks, followed from tick to tick.
 
-A term is the time for which one block leads the training, and counts as a run. The job itself reports its term, in its
-spec. The term is believed if it rises, and not faster than a job can change its leader. So no job can put more reports
-into the database than another.
+A term is the time for which one block leads the training, and counts as a run. The job reports its term in its spec. A
+reported term is believed if it rises no faster than a job can change its leader. This bounds the job's reports in the
+database.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from slurm_ones.slurm.model import JobState, SlurmJob, Snapshot
 from slurm_ones.untrusted_files import NoAnswer
 
 LAST_TERMS = 3
-"""Number of recent terms whose reports are read in each tick, since reports of an earlier term may come late."""
+"""Number of recent terms whose reports are read in each tick."""
 AT_ONCE = 16
-"""Largest number of terms by which a job may advance in one tick. Further terms wait for the next tick."""
+"""Largest number of terms by which a job may advance in one tick."""
 BURST = 64
 PER_S = 0.1
-"""Largest number of terms of a job for each second since its submission, in addition to `BURST`."""
+"""Terms per second since a job's submission that it may have, in addition to `BURST`."""
 
 
 def next_term(before: int, said: int, submit_time: float, now: float) -> tuple[int, str]:
-    """Return the term to store for a job whose stored term is `before` and that reports term `said`. Also return a
-    problem in words, or ""."""
+    """Return the term to store for a job with stored term `before` and reported term `said`, and a problem in words, or
+    ""."""
     if said < before:
         return before, f"spec.json: term {said} is below {before}, the last one"
     highest = BURST + int(PER_S * max(now - submit_time, 0.0))
@@ -39,8 +39,7 @@ def next_term(before: int, said: int, submit_time: float, now: float) -> tuple[i
 
 
 class Terms:
-    """Terms and blocks of all jobs of blocks. They are kept in memory, and restored from the database after a
-    restart."""
+    """Terms and blocks of all jobs of blocks, in memory; restored from the database after a restart."""
 
     def __init__(self, store: Store, own_uid: int | None, guests: Guests = NO_GUESTS) -> None:
         self._store = store
@@ -51,11 +50,11 @@ class Terms:
         self._spans: dict[int, range] = {}
         """Terms of each job whose reports are read in this tick or were read in the last one."""
         self._ahead: set[int] = set()
-        """Jobs whose terms this tick has determined already, but whose reports it has not read yet."""
+        """Jobs whose terms are determined in this tick, but whose reports are not read yet."""
         self._blocks: dict[tuple[int, int, int], BlockRecord] | None = None
         """Block records of the last tick, by job, task and restart."""
         self._no_more: dict[int, bool] = {}
-        """True, by array id, for an array that was one job of blocks and whose tasks now opt in as separate jobs."""
+        """True for an array that was one job of blocks and whose tasks now opt in as separate jobs, by array id."""
         self.problems: dict[int, str] = {}
         """Problem with each job's reported term, in words, by job id."""
 
@@ -83,8 +82,8 @@ class Terms:
                 self._spans.pop(array, None)
 
     def no_more(self, tasks: Mapping[int, Sequence[SlurmJob]]) -> set[int]:
-        """Return the arrays that were a job of blocks, but whose comments no longer say so. Each is still treated as
-        one job, because its scripts train together, and its records have the array's id."""
+        """Return the arrays that were a job of blocks, but whose comments no longer say so. Each still counts as one
+        job."""
         new = [array for array in tasks if array not in self._no_more]
         stored = self._store.jobs(new) if new else {}
         self._no_more = {array: was for array, was in self._no_more.items() if array in tasks}
@@ -94,7 +93,7 @@ class Terms:
         return {array for array, was in self._no_more.items() if was}
 
     def stored(self, records: Mapping[int, JobRecord]) -> None:
-        """Remember those of these records that are of jobs of blocks, as last stored."""
+        """Remember the stored records of jobs of blocks among these."""
         for array, record in records.items():
             if array in self._known:
                 self._known[array] = record
@@ -106,12 +105,8 @@ class Terms:
         return known.restart if known is not None else 0
 
     def follow(self, job: WholeJob, now: float) -> tuple[WholeJob, range]:
-        """Return the job in its present run, and the runs whose reports are to be read now. The present run is the last
-        of them.
-
-        The job may be new to this companion. Its submission time is corrected, since a task that was requeued has a
-        later one.
-        """
+        """Return the job in its present run, and the runs whose reports are to be read now, the present one last. Its
+        submission time is corrected, since a requeued task has a later one."""
         if not job.by_blocks:
             # The last run may have written reports after its requeue was observed.
             return job, range(max(0, job.restart - 1), job.restart + 1)
@@ -162,9 +157,8 @@ class Terms:
         self._blocks = now
 
     def as_slurm_has_it(self, job_id: int, report: Membership, ask: Callable[[int], Iterable[SlurmJob]]) -> Membership:
-        """Return the membership with the number of nodes that Slurm shows, since blocks cannot tell whether they share
-        a node. If Slurm shows another number of GPUs, the membership stays as reported. `ask` reads an array's tasks,
-        because blocks may have started since the last tick."""
+        """Return the membership with the number of nodes that Slurm shows, unless Slurm shows another number of GPUs.
+        `ask` reads an array's tasks."""
         keys = list(zip(report.blocks, report.restarts, strict=False))
         blocks = self._blocks or {}
         held = {key: blocks.get((job_id, *key)) for key in keys}
@@ -184,8 +178,8 @@ class Terms:
 
 
 def _same(record: JobRecord, records: Sequence[SlurmJob]) -> bool:
-    """Tell whether the record is of this array, and not of an earlier one with the same id, by the times of
-    submission."""
+    """Tell by the times of submission whether the record is of this array, and not of an earlier one with the
+    same id."""
     submitted = min(job.submit_time for job in records)
     return submitted <= record.submit_time or any(job.restart for job in records)
 
@@ -210,7 +204,7 @@ def _block_record(array: int, elastic: Elastic, job: SlurmJob) -> BlockRecord:
 
 
 def _gone(record: BlockRecord, snapshot: Snapshot) -> BlockRecord:
-    """Return the record of a block that Slurm requeued or forgot, or whose job is no longer observed, with its end."""
+    """Return the record, with its end, of a block that Slurm requeued or forgot, or whose job is no longer observed."""
     job = snapshot.jobs.get(record.slurm_id)
     if job is not None and job.restart == record.restart and not job.pending:
         return replace(record, state=job.state.value, end_time=job.end_time if job.ended else None)
