@@ -20,8 +20,8 @@ from slurm_ones.policy.tables import Tables, requested_allocation
 
 
 def fixed_jobs(cluster: ClusterView, jobs: Sequence[JobView]) -> dict[int, Reason]:
-    """Return the jobs that may not change in this round, by job id, each with the reason. They are the jobs that are
-    `fixed`, and those whose GPUs contradict the cluster's nodes (a drained node, a snapshot taken during a change)."""
+    """Return the jobs that may not change in this round, by job id, each with the reason: jobs that are `fixed`, and
+    jobs whose GPUs contradict the cluster's nodes (a drained node, a snapshot taken during a change)."""
     held: dict[str, int] = {}
     for job in jobs:
         for name, gpus in job.nodes.items():
@@ -49,9 +49,8 @@ def place(cluster: ClusterView, jobs: Sequence[JobView], wanted: Mapping[int, in
     """Return the shape of each job that gets GPUs, by job id. `wanted` is the number of GPUs that the policy wants for
     each job; `jobs` are in order of precedence.
 
-    A job keeps its nodes if it is fixed, if its size stays, or if it can change its size in place. The other jobs are
-    placed in order at the sizes that they want. A job without room for this size gets its largest smaller size that has
-    room. A job that gets no size is left out.
+    A job that is fixed, keeps its size, or can change its size in place keeps its nodes. All other jobs are placed in
+    order. A job without room for the wanted size gets its largest smaller size that has room, or none.
     """
     by_id = {job.job_id: job for job in jobs}
     found: dict[int, Shape] = {}
@@ -94,8 +93,8 @@ def place(cluster: ClusterView, jobs: Sequence[JobView], wanted: Mapping[int, in
 
 
 def stays_on(job: JobView, gpus: int) -> Mapping[str, int] | None:
-    """Return the GPUs on each node that a running job keeps when its size becomes `gpus`; GPUs that it gains may be
-    anywhere. None if the job must be placed again."""
+    """Return the GPUs on each node that a running job keeps when its size becomes `gpus`; None if it must be placed
+    again. GPUs that it gains may be anywhere."""
     if job.shape is None or not gpus:
         return None
     if gpus > job.shape.gpus:
@@ -115,8 +114,8 @@ def build_schedule(
     """Return the schedule that gives each job the GPUs `wanted`. `wanted` is by job id, in order of precedence.
 
     `jobs` are all jobs of the round; `fixed` are those that may not change (see `fixed_jobs`). `tables` have at least a
-    row for every other job. If fragmentation leaves no room, a job gets a smaller size from its limits in `tables`. A
-    job that cannot grow stays as it is. `why` is the reason that the schedule gives for each size.
+    row for every other job. A job without room gets a smaller size from its limits in `tables`; one that cannot grow
+    stays as it is. `why` is the reason that the schedule gives for each size.
     """
     limited = {job.job_id: job for job in tables.jobs}
     rank = {job_id: i for i, job_id in enumerate(wanted)}
@@ -202,12 +201,12 @@ def build_by_kind(
 
 
 def allocate_in_order(cluster: ClusterView, jobs: Sequence[JobView], order: Sequence[JobView], first: str) -> Schedule:
-    """Return the schedule that gives GPUs to the jobs in this `order` until none are left; fixed jobs stay as they are.
+    """Return the schedule that gives GPUs to the jobs in this `order` until none are left; fixed jobs stay as
+    they are.
 
     If a job does not fit, later jobs may still start. A running job keeps its shape, batch and nodes if enough GPUs are
-    left at its turn; otherwise it is parked. On a uniform cluster a shape fits only some nodes. So a job may need nodes
-    on which a later job runs, which is then parked. `first` is how reasons describe the jobs that go first. Allocations
-    are in the given order.
+    left at its turn; otherwise it is parked. On a uniform cluster it is also parked if an earlier job needs its nodes.
+    `first` describes the first jobs in reasons.
     """
     fixed = fixed_jobs(cluster, jobs)
     wanted: dict[int, Allocation] = {}
@@ -243,8 +242,7 @@ def allocate_in_order(cluster: ClusterView, jobs: Sequence[JobView], order: Sequ
 def _by_count(
     queue: Sequence[JobView], wanted: Mapping[int, Allocation], gpus: int
 ) -> tuple[list[JobView], list[JobView]]:
-    """Split the jobs into those for which enough GPUs are left at their turn, and all others. GPUs are counted over all
-    nodes."""
+    """Split the jobs into those for which enough GPUs, over all nodes, are left at their turn, and all others."""
     in_time: list[JobView] = []
     late: list[JobView] = []
     for job in queue:
@@ -261,8 +259,8 @@ def _placed(
     late: Sequence[JobView],
     wanted: Mapping[int, Allocation],
 ) -> set[int]:
-    """Return the ids of the jobs that fit the `free` (N,) GPUs; running jobs stay on their own nodes. A job that starts
-    avoids the GPUs of the running jobs among `in_time`, if it can."""
+    """Return the ids of the jobs that fit the `free` (N,) GPUs; running jobs stay on their own nodes. A starting job
+    avoids, if it can, the GPUs of running jobs in `in_time`."""
     at = {node.name: i for i, node in enumerate(cluster.nodes)}
     own = {
         job.job_id: (np.array([at[name] for name in job.nodes], dtype=np.int64), np.array(list(job.nodes.values())))

@@ -1,9 +1,8 @@
 """Contract of a policy: plain data in, a schedule out.
 
 A policy is pure: it has no clock, I/O or database, and takes all its random numbers from the generator that it is
-given. So the same policy runs in the daemon, in our simulator and in other simulators. Between calls a policy may keep
-the state of its search, such as the population of ONES. The state speeds up the next search; it is no fact about the
-cluster.
+given. So the same policy runs in the daemon, in our simulator and in other simulators. Between calls a policy may only
+keep the state of its search, such as the population of ONES.
 """
 
 from __future__ import annotations
@@ -65,12 +64,12 @@ class ClusterView:
     node_gpus: int = 0
     """GPUs of a whole node, including GPUs that other jobs hold; 0 means the GPUs of the largest node here."""
     uniform: bool = True
-    """True if a job must have equally many GPUs on each of its nodes, as Slurm requires. In published simulators it is
-    False: a job may have any GPUs, and its shape is written as 1 × n."""
+    """True if a job must have equally many GPUs on each of its nodes, as Slurm requires. If False, a job may have any
+    GPUs, and its shape is written as 1 × n (as in published simulators)."""
     reserved: Sequence[Reserved] = ()
     """GPUs that are reserved for others at a later time. A job that holds them then must give them up."""
     gpus_of_kind: Mapping[str, int] = field(default_factory=dict)
-    """GPUs of a whole node of each kind, if there are several kinds. A kind that is missing or 0 has `node_gpus`."""
+    """GPUs of a whole node of each kind, if there are several kinds; `node_gpus` for a kind that is missing or 0."""
     taper: float = 1.0
     """Time of a gradient exchange across leaf switches, as a multiple of its time below one switch."""
 
@@ -81,7 +80,7 @@ class ClusterView:
 
     @cached_property
     def gpus_per_node(self) -> int:
-        """GPUs of a whole node; shapes of several nodes consist of whole nodes."""
+        """GPUs of a whole node."""
         return self.node_gpus or max((node.gpus for node in self.nodes), default=0)
 
     @cached_property
@@ -106,10 +105,8 @@ class ClusterView:
         return replace(self, nodes=nodes, node_gpus=self.gpus_per_node)
 
     def kinds_held(self, job: JobView) -> tuple[str, ...]:
-        """Return the kinds of the GPUs that the job holds, in the order of `kinds`; empty for a waiting job.
-
-        If a job asks for no kind, Slurm may start it on several kinds. It then trains at the pace of the slowest.
-        """
+        """Return the kinds of the GPUs that the job holds, in the order of `kinds`; empty for a waiting job. A job with
+        several kinds trains at the pace of the slowest."""
         mine = {self._kind_of_node.get(name) for name, gpus in job.nodes.items() if gpus}
         return tuple(kind for kind in self.kinds if kind in mine)
 
@@ -127,12 +124,11 @@ class SizeRule(NamedTuple):
 
     gpus: int
     replicas: int
-    """Number of replicas of the model among which a step's samples are divided. A purely data-parallel job has one per
-    GPU."""
+    """Number of replicas of the model that share a step's samples; in plain data parallel, one per GPU."""
     most: int
     """Largest global batch, all accumulation steps together; 0 if unknown."""
     quantum: int = 1
-    """Unit of the global batch, in samples: every global batch at this size is a multiple of it, even a fixed one."""
+    """Every global batch at this size, even a fixed one, is a multiple of this number of samples."""
     together: int = 1
     """Number of consecutive ranks that must share a node."""
 
@@ -153,10 +149,9 @@ class Limits:
     max_local_batch: int
     """Largest number of samples per GPU and step, all accumulation steps together."""
     quantum: int = 1
-    """Unit of the global batch, in samples: every global batch is a multiple of it, unless the batch is fixed."""
+    """Every global batch is a multiple of this number of samples, unless the batch is fixed."""
     rules: tuple[SizeRule, ...] = ()
-    """Rule for each GPU count that the job's training strategy supports. It is empty for a data-parallel job, which
-    takes up to `max_local_batch` samples on each GPU."""
+    """Rule for each GPU count that the job's training strategy supports; empty for a data-parallel job."""
     strategy: str = ""
     """Name of the job's training strategy, for use in reasons."""
 
@@ -180,8 +175,7 @@ class ThroughputModel(Protocol):
     """Model of a job's throughput.
 
     A class may have a classmethod `together(models)` that combines many models into one. The combined model has the
-    same two methods, whose arrays have one row for each model. Predicting for fifty jobs then takes little longer than
-    for one.
+    same two methods, with arrays of one row for each model. It predicts for fifty jobs in about the time for one.
     """
 
     def throughput(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
@@ -193,7 +187,7 @@ class ThroughputModel(Protocol):
 
 
 class EfficiencyModel(Protocol):
-    """Model of a job's progress for each sample, which depends on the global batch."""
+    """Model of a job's statistical efficiency."""
 
     def efficiency(self, batches: Ints) -> Floats:
         """Return the progress per sample at each global batch, relative to the base batch, in (0, 1]."""
@@ -228,7 +222,7 @@ class Progress:
 
 
 class Borrows(NamedTuple):
-    """Preemptions that are expected of a job's guest blocks. Guest blocks hold the GPUs that the job borrows."""
+    """Preemptions that are expected of a job's guest blocks."""
 
     own: int
     """GPUs of the job's base blocks, which are not preempted."""
@@ -244,8 +238,8 @@ class Borrows(NamedTuple):
 class JobView:
     """One opted-in job as a policy sees it. Times are seconds on the caller's clock.
 
-    The fields form groups. A policy that chooses sizes needs the first two; each further group is for policies that
-    consider deadlines, preemptions or the like.
+    A policy that chooses sizes needs the first two groups of fields. Each further group is for policies that consider
+    deadlines, preemptions or the like.
     """
 
     # Request, present allocation and limits.
@@ -268,8 +262,7 @@ class JobView:
 
     # Speed and remaining work.
     model: ThroughputModel
-    """Throughput model on the job's kind of GPU. This is the kind that it has or, if it waits, the kind that it will
-    most likely get."""
+    """Throughput model on the kind of GPU that the job has or, if it waits, will most likely get."""
     on: Mapping[str, ThroughputModel] = field(default_factory=dict)
     """Throughput model for each kind of GPU that the job may use; empty if `model` is good for every kind."""
     efficiency: EfficiencyModel
@@ -297,18 +290,18 @@ class JobView:
     shrink_s: float | None = None
     """Expected pause of training when the job gives up GPUs, in seconds; None if it is `resize_s`."""
     prepare_s: float = 0.0
-    """Seconds between a block's start and its joining: it holds the gained GPUs while the job trains on at its old
-    size. It is 0 if a resize is a requeue, whose pause includes the start."""
+    """Seconds from a block's start until it joins, in which the job trains on at its old size. It is 0 if a resize is a
+    requeue, whose pause includes the start."""
 
     borrows: Borrows | None = None
     """Preemptions expected of the job's guest blocks; None if the job does not grow by guests."""
 
     # Changes in place, for a running job of blocks.
     smaller: Mapping[int, Mapping[str, int]] | None = None
-    """Sizes to which the job can shrink without being placed again, each with the GPUs that it keeps on each node. None
-    if it can shrink to any size."""
+    """Sizes to which the job can shrink without being placed again, each with the GPUs kept on each node. None if it
+    can shrink to any size."""
     joins: bool = False
-    """True if the job can add GPUs on any nodes and keep its own; False if a larger size means another placement."""
+    """True if the job can add GPUs on any nodes and keep its own; False if growth means another placement."""
     nodes_at: Mapping[int, int] | None = None
     """Number of nodes at each size; None if the job always takes the fewest nodes possible."""
 
@@ -316,12 +309,12 @@ class JobView:
     deadline: float | None = None
     """Time by which the owner wants the job to end, on the caller's clock; None without a deadline."""
     promised: bool | None = None
-    """True if an earlier schedule promised the deadline, False if one refused it, None if no schedule has answered yet
+    """True if an earlier schedule promised the deadline, False if one refused it, None before any answer
     (`Schedule.promises`)."""
 
     # Known only in simulations.
     true_remaining_s: float = math.nan
-    """Remaining seconds if the job runs on the GPUs and batch that the user asked for."""
+    """Remaining seconds with the GPUs and batch that the user asked for; only a simulator knows them."""
 
     @property
     def held_nodes(self) -> int:
@@ -335,8 +328,8 @@ class JobView:
         return not self.on or kind in self.on
 
     def on_kind(self, kind: str, *, runs: bool) -> JobView:
-        """Return the job's view for one kind of GPU, with the model for this kind. With `runs` False the view is of a
-        waiting job. A job that does not accept this kind has no sizes."""
+        """Return the job's view for one kind of GPU, with this kind's model; without sizes if the job does not accept
+        the kind. With `runs` False it is the view of a waiting job."""
         limits = self.limits if self.accepts(kind) else replace(self.limits, gpus=())
         found = replace(self, model=self.on.get(kind, self.model), on={}, limits=limits)
         return found if runs else replace(found, shape=None, nodes={}, smaller=None, joins=False, nodes_at=None)
@@ -359,7 +352,7 @@ class Weighed(NamedTuple):
     allocation: Allocation | None
     """Shape and batch that were considered; None means that the job waits."""
     worth: float
-    """Worth for this job, other jobs not considered; more is better. Each policy has its own unit."""
+    """Worth for this job, apart from other jobs, in the policy's own unit; more is better."""
 
 
 class Promise(NamedTuple):
@@ -374,7 +367,7 @@ class Schedule:
     """Shape and batch of every job that is to run.
 
     Every running job has an allocation or is in `parked`. A waiting job that has neither goes on waiting: Slurm starts
-    it at the shape that its user asked for once this shape has room.
+    it at the shape that its user asked for, as soon as there is room.
     """
 
     allocations: Mapping[int, Allocation]
@@ -387,22 +380,22 @@ class Schedule:
     weighed: Mapping[int, tuple[Weighed, ...]] = field(default_factory=dict)
     """Sizes of highest worth for each job that may change, best first; empty if the policy does not weigh sizes."""
     gains: Mapping[int, float] = field(default_factory=dict)
-    """Worth of one more borrowed GPU to each job that grows by guests, by job id; empty if the policy cannot compute
+    """Worth of one more borrowed GPU to each job that grows by guests, by job id; empty if the policy does not compute
     it."""
     refused: Mapping[int, Reason] = field(default_factory=dict)
-    """Limit of the site that keeps a job from more GPUs, by job id. The package `slurm_ones.rules` fills it in;
-    policies leave it empty."""
+    """Limit of the site that keeps a job from more GPUs, by job id. Policies leave it empty; `slurm_ones.rules` fills
+    it in."""
     promises: Mapping[int, Promise] = field(default_factory=dict)
-    """Deadlines that this schedule promises or refuses, by job id. The caller then sets the job's `promised`. A promise
-    is never taken back; a refused deadline may be promised later."""
+    """Deadlines that this schedule promises or refuses, by job id. A promise is never taken back; a refused deadline
+    may be promised later."""
 
 
 class Policy(Protocol):
     """Contract of all policies, checked by one test suite.
 
     A schedule never gives a GPU to two jobs, respects every job's limits, and leaves `fixed` jobs as they are. It
-    allocates or parks every other running job. While unchanged jobs stay on their nodes, all other shapes have room.
-    Equal inputs, seeds and states of the policy give equal schedules.
+    allocates or parks every other running job. All shapes have room while unchanged jobs stay on their nodes. Equal
+    inputs, seeds and states of the policy give equal schedules.
     """
 
     name: str
@@ -412,8 +405,8 @@ class Policy(Protocol):
 
 
 def check_options(options: Any, least: Mapping[str, float], most: Mapping[str, float]) -> None:
-    """Raise ValueError if an option has another type than its default, or a value below its entry in `least` (0 without
-    an entry) or above that in `most`. The message names the option."""
+    """Raise ValueError, which names the option, if an option's type is not its default's, or its value is out of
+    bounds. The bounds are the option's entries in `least` (0 without an entry) and `most`."""
     for one in fields(options):
         value, low, high = getattr(options, one.name), least.get(one.name, 0), most.get(one.name, math.inf)
         if isinstance(one.default, bool):

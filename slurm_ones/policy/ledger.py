@@ -1,8 +1,7 @@
 """Ledger of free resources on nodes, and best-fit placement of shapes.
 
-A search compares K candidate schedules at once. For it, `count_nodes`, `parts_that_fit` and `take_parts` do the same on
-arrays (K, P + 1): the number of nodes with 0 to P free GPUs in each schedule. Nodes with equally many free GPUs are
-interchangeable.
+For a search that compares K candidate schedules at once, `count_nodes`, `parts_that_fit` and `take_parts` do the same
+on arrays (K, P + 1): the number of nodes with 0 to P free GPUs in each schedule.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ def free_of_kind(cluster: ClusterView, holders: Sequence[JobView]) -> Ints:
 
 def pick_nodes(free: Ints, claimed: Ints, shape: Shape) -> Ints:
     """Return the indices of the best-fit nodes for a shape; empty if too few nodes have room. `free` (N,) are the GPUs
-    of each node that may be taken. `claimed` (N,) are those among them that others want, which are taken last."""
+    of each node that may be taken. `claimed` (N,) are those among them that other jobs want; they are taken last."""
     open_, gpus = free - claimed, shape.gpus_per_node
     enough = np.flatnonzero(free >= gpus)
     if len(enough) < shape.nodes:
@@ -74,12 +73,8 @@ NOTHING = Resources(0)
 class Ledger(Mapping[str, int]):
     """Free resources of each node. As a mapping, a ledger gives the number of free GPUs by node name.
 
-    A shape takes equally many GPUs from each of its nodes, and takes the fullest nodes that have room, as Slurm does.
-    Of equally full nodes the first in the given order is taken. If the cluster is not `uniform`, a shape takes any
-    GPUs.
-
-    Equally full nodes are listed together. So the time to place a shape grows with the number of its nodes, not of all
-    nodes.
+    A shape takes equally many GPUs from each of its nodes. It takes the fullest nodes that have room, as Slurm does; of
+    equally full nodes, the first. If the cluster is not `uniform`, a shape takes any GPUs.
     """
 
     def __init__(self, free: Mapping[str, int] | Mapping[str, Resources], *, uniform: bool = True) -> None:
@@ -123,7 +118,7 @@ class Ledger(Mapping[str, int]):
         return len(self._free)
 
     def trial(self) -> Ledger:
-        """Return a copy for trial placements (copy on write)."""
+        """Return a copy for trial placements."""
         other = copy(self)
         other._by_free = None
         self._shared = other._shared = True
@@ -136,7 +131,7 @@ class Ledger(Mapping[str, int]):
         return Ledger({name: free for name, free in self._free.items() if name in nodes}, uniform=self._uniform)
 
     def at_most(self, other: Ledger) -> Ledger:
-        """Return a copy with the smaller amount of the two ledgers on each node. A node that `other` lacks keeps its
+        """Return a copy with the smaller amount of the two ledgers on each node; a node that `other` lacks keeps its
         amount."""
         least = other._free
         return Ledger({name: one.at_most(least[name]) if name in least else one for name, one in self._free.items()})
@@ -182,8 +177,8 @@ class Ledger(Mapping[str, int]):
     def take(self, shape: Shape, own: Mapping[str, int] | None = None, only: Collection[str] | None = None) -> bool:
         """Take the shape's GPUs from the ledger. Return False, with nothing changed, if there is no room.
 
-        `own` are GPUs, by node, that the job holds already. It may take them; they do not become free for other jobs
-        before the job has left them. With `only`, the shape must lie on these nodes.
+        `own` are GPUs, by node, that the job itself holds and may take too. With `only`, the shape must lie on these
+        nodes.
         """
         if not self._uniform:
             enough = shape.gpus <= self.gpus
@@ -239,7 +234,7 @@ def _resources(amount: int | Resources) -> Resources:
 
 def held_gpus(cluster: ClusterView, jobs: Sequence[JobView]) -> Ints:
     """Return an array (E, 3) with a row (job index, node index, GPUs) for each node of each job. Every node must be in
-    the cluster. (`fixed_jobs` finds jobs on other nodes.)"""
+    the cluster."""
     index = {node.name: n for n, node in enumerate(cluster.nodes)}
     held = [(j, index[name], gpus) for j, job in enumerate(jobs) for name, gpus in job.nodes.items() if gpus]
     return np.array(held, dtype=np.int64).reshape(-1, 3)
@@ -248,8 +243,8 @@ def held_gpus(cluster: ClusterView, jobs: Sequence[JobView]) -> Ints:
 def count_nodes(free: Ints, node: Ints, gpus: Ints, stays: Bools, per_node: int) -> Ints:
     """Return the number of nodes with 0 to P free GPUs in each of K candidate schedules: (K, P + 1).
 
-    `free` (N,) are the GPUs of each node if no job stays. Entry e stands for `gpus[e]` GPUs of the node `node[e]`; they
-    are taken in schedule k if `stays[k, e]`.
+    `free` (N,) are the GPUs of each node without the jobs. Entry e is `gpus[e]` GPUs of the node `node[e]`, which are
+    taken in schedule k if `stays[k, e]`.
     """
     count, nodes = len(stays), len(free)
     at = (np.arange(count)[:, None] * nodes + node).ravel()
@@ -267,10 +262,7 @@ def parts_that_fit(nodes: Ints, size: int) -> Ints:
 
 def take_parts(nodes: Ints, size: int, parts: Ints) -> Ints:
     """Take `parts` (K,) parts of `size` GPUs, each on one node, from `nodes` (K, P + 1) by best fit. Return the number
-    of parts that found no room (K,).
-
-    The result is the same as for taking them one by one from a `Ledger`.
-    """
+    of parts without room (K,)."""
     every, left = np.arange(len(nodes)), parts
     for free in range(size, nodes.shape[1]):
         most = free // size

@@ -15,16 +15,15 @@ from ones_db.shape import Shape
 from slurm_ones.policy.contract import ClusterView, Ints, Limits, SizeRule
 
 ANY_QUANTUM = 2**62
-"""Upper bound of a quantum. It is larger than any batch, so that a job with this quantum has no valid batch."""
+"""Upper bound of a quantum, larger than any batch: a job with this quantum has no valid batch."""
 EVERY_COUNT = 16
-"""Number of nodes up to which a job may have any number of whole nodes. Above it, valid sizes are further apart."""
+"""Number of nodes up to which a job may have any number of whole nodes."""
 GROWTH = 1.25
 """Ratio of successive sizes above `EVERY_COUNT` nodes."""
 
 
 def shape_of(cluster: ClusterView, gpus: int) -> Shape | None:
-    """Return the shape of `gpus` GPUs: part of one node, or whole nodes; None if the count gives neither of these
-    shapes.
+    """Return the shape of `gpus` GPUs: a part of one node, or whole nodes; None if the count is neither.
 
     A shape of several nodes uses only nodes whose GPUs are all free. On a cluster that is not uniform, every count has
     a shape.
@@ -49,10 +48,9 @@ def nodes_of(cluster: ClusterView, gpus: int) -> int:
 def valid_counts(cluster: ClusterView, low: int = 1, high: int | None = None) -> tuple[int, ...]:
     """Return the GPU counts in [low, high] that a data-parallel job may have on this cluster, ascending.
 
-    Up to a node these are powers of two, above it whole nodes. Every number of nodes up to `EVERY_COUNT` is included,
-    then every number that is `GROWTH` times the one before, and all nodes. The counts depend on the nodes that exist,
-    not on free ones, so they stay the same from tick to tick. A cluster that is not uniform has every count up to
-    `EVERY_COUNT` nodes. If there are several kinds of GPU, the counts of all kinds are joined.
+    Up to a node these are powers of two, above it whole nodes: every number up to `EVERY_COUNT`, then each `GROWTH`
+    times the last, and all nodes. The counts do not depend on which nodes are free. A cluster that is not uniform has
+    every count up to `EVERY_COUNT` nodes. With several kinds of GPU, the counts of all kinds are joined.
     """
     if len(cluster.kinds) > 1:
         each = [valid_counts(cluster.of_kind(kind), low, high) for kind in cluster.kinds]
@@ -92,8 +90,7 @@ def strategy_counts(
 
 def least_and_most(limits: Limits, gpus: int) -> tuple[int, int]:
     """Return the smallest and largest global batch on `gpus` GPUs, both multiples of the quantum. If no batch is
-    allowed, the smallest exceeds the largest. A fixed batch must be a multiple of the strategy's quantum. It need not
-    be a multiple of the job's own quantum."""
+    allowed, the smallest exceeds the largest. A fixed batch must be a multiple of the strategy's quantum only."""
     rule = limits.at(gpus)
     most = min(limits.max_batch, rule.most)
     least = max(limits.min_batch, rule.replicas)
@@ -139,7 +136,7 @@ def scaled_batch(limits: Limits, base_batch: int, smallest: int, gpus: int) -> i
     at the size `smallest`.
 
     The result is rounded to the quantum and clamped to the limits; a fixed batch stays. None if no batch is allowed at
-    this size, because too few samples fit or each replica would have less than one.
+    this size.
     """
     least, most = least_and_most(limits, gpus)
     if least > most:

@@ -1,7 +1,7 @@
 """Tables of the sizes that jobs may have, and of the batch, throughput and goodput at each size.
 
-All policies that weigh sizes use them. A table has J rows for jobs and U columns for sizes. Column 0 is size 0: the job
-waits. If there are several kinds of GPU, a column is a size on one kind.
+A table has J rows for jobs and U columns for sizes. Column 0 is size 0: the job waits. If there are several kinds of
+GPU, a column is a size on one kind.
 """
 
 from __future__ import annotations
@@ -28,12 +28,11 @@ from slurm_ones.policy.contract import (
 from slurm_ones.policy.shapes import bounds, least_and_most, nodes_of, quanta, scaled_batch, shape_of
 
 LONGEST = 1e12
-"""Largest remaining time in seconds: all jobs that need longer count as equally long."""
+"""Upper bound on a remaining time, in seconds."""
 
 
 def to_come(job: JobView) -> float:
-    """Return the expected remaining progress, in samples at the base batch; positive and finite whatever the job
-    reports."""
+    """Return the expected remaining progress, in samples at the base batch; always positive and finite."""
     beta = job.progress.beta
     return min(max(beta, 1e-3), 1e9) * max(job.dataset, 1) if math.isfinite(beta) else 1e9 * max(job.dataset, 1)
 
@@ -44,8 +43,8 @@ def within(value: float, low: float, high: float) -> float:
 
 
 def expected_gain(job: JobView | None, new: Shape, batch: int | None, kind: str = "") -> float | None:
-    """Return the job's goodput at the new shape, divided by its present goodput. A `batch` of None means the present
-    global batch, an empty `kind` the present kind of GPU. None if the job waits or the ratio is not finite."""
+    """Return the job's goodput at the new shape, divided by its present goodput; None if the job waits or the ratio is
+    not finite. A `batch` of None means the present global batch, an empty `kind` the present kind of GPU."""
     if job is None or job.shape is None or not new.gpus:
         return None
     before = _useful(job, job.shape, job.batch)
@@ -62,13 +61,13 @@ def _useful(job: JobView, shape: Shape, batch: int) -> float:
 
 
 class History:
-    """Largest GPU count and used GPU-seconds of each job. Policies that grow jobs step by step need this memory."""
+    """Largest GPU count and used GPU-seconds of each job, for policies that grow jobs step by step."""
 
     def __init__(self) -> None:
         self._most: dict[int, int] = {}
         self._service: dict[int, float] = {}
         self._seen: dict[int, tuple[float, int]] = {}
-        """Seconds for which each job had run, and its GPUs, at the last update; by job id."""
+        """Run time in seconds and GPUs of each job at the last update, by job id."""
 
     def update(self, jobs: Sequence[JobView]) -> None:
         """Record the GPUs that the jobs hold, and forget jobs that are gone."""
@@ -98,17 +97,15 @@ def _gpus(job: JobView) -> int:
 
 
 def bounded(cluster: ClusterView, job: JobView, bound: int) -> tuple[int, ...]:
-    """Return the job's sizes up to `bound` that have a shape. If there is none, return only the smallest size with a
-    shape."""
+    """Return the job's sizes up to `bound` that have a shape, or else only the smallest with a shape."""
     sizes = sorted(job.limits.gpus)
     within = tuple(n for n in sizes if n <= bound and shape_of(cluster, n) is not None)
     return within or tuple(n for n in sizes if shape_of(cluster, n) is not None)[:1]
 
 
 def restart_factor(job: JobView, now: float) -> float:
-    """Return a factor on the speed of a job that is re-allocated once more: (T - R·S) / (T + S), by Pollux §4.2.2 and
-    Sia §3.4. T is the job's age in seconds, R the number of its re-allocations so far, S the seconds that each
-    takes."""
+    """Return the factor (T - R·S) / (T + S) on the speed of a job that is re-allocated again, by Pollux §4.2.2 and Sia
+    §3.4. T is the job's age in seconds, R the number of its re-allocations so far, S the seconds that each takes."""
     age = max(now - job.submitted, 0.0) if math.isfinite(now - job.submitted) else 0.0
     cost = max(job.resize_s, 0.0) if math.isfinite(job.resize_s) else 0.0
     return max(age - job.resizes * cost, 0.0) / (age + cost) if age + cost > 0 else 1.0
@@ -119,7 +116,7 @@ BatchRule = Literal["requested", "scaled", "best"]
 goodput."""
 
 BATCHES = 14
-"""Number of global batches that are tried at each size, in search of the best goodput."""
+"""Number of global batches that are tried at each size for the best goodput."""
 STEPS: Floats = np.linspace(0.0, 1.0, BATCHES)
 SLOWEST, FASTEST = 1e-6, 1e12
 """Bounds on each predicted throughput, in samples/s. Predictions outside are set to the bound."""
@@ -152,8 +149,7 @@ class Tables:
 
 
 def build_tables(cluster: ClusterView, jobs: Sequence[JobView], rule: BatchRule = "best") -> Tables:
-    """Build the tables of these jobs on this cluster. A running job's present size is allowed even if its limits
-    exclude it."""
+    """Build the tables of these jobs on this cluster. A running job's present size is always allowed."""
     placeable = {n for n in set().union(*{job.limits.gpus for job in jobs}) if shape_of(cluster, n) is not None}
     # Jobs with the same key have the same sizes.
     kinds = [(job.limits, job.shape.gpus if job.shape else 0) for job in jobs]
@@ -191,8 +187,8 @@ def build_tables(cluster: ClusterView, jobs: Sequence[JobView], rule: BatchRule 
 
 
 def side_by_side(jobs: Sequence[JobView], parts: Sequence[Tables]) -> Tables:
-    """Join the tables of several kinds of GPU into one. Its columns are those of the first kind, then of the next. Each
-    table has a row for all `jobs`. A job runs in at most one table."""
+    """Join the tables of several kinds of GPU into one, with the columns of each kind in turn. Each table has a row for
+    all `jobs`. A job runs in at most one table."""
     before = np.cumsum([0, *(len(part.sizes) - 1 for part in parts)])
     current = np.zeros(len(jobs), dtype=np.int64)
     for part, offset in zip(parts, before[:-1], strict=True):
@@ -252,7 +248,7 @@ def _predictions(
 
 
 class _OneByOne:
-    """Combined model for a class without `together`: it calls the models one by one, each with its row."""
+    """Combined model for a class without `together`, which calls each model with its row."""
 
     def __init__(self, models: Sequence[ThroughputModel]) -> None:
         self._models = models
@@ -265,7 +261,7 @@ class _OneByOne:
 
 
 def ask_together(models: Sequence[ThroughputModel]) -> ThroughputModel:
-    """Combine models of one class into one model, by the class's `together` if it has that method."""
+    """Combine models of one class into one model."""
     together = getattr(type(models[0]), "together", None)
     found: ThroughputModel = together(models) if together is not None else _OneByOne(models)
     return found
@@ -279,8 +275,7 @@ def _finite(said: Floats, nan: float, infinite: float) -> Floats:
 
 
 def _counts(placeable: Set[int], limits: Limits, held: int) -> list[int]:
-    """Return those `placeable` sizes at which the limits allow some batch, ascending. The size that the job holds is
-    always included."""
+    """Return the `placeable` sizes at which the limits allow some batch, and the size `held`, ascending."""
     sizes = np.array([n for n in limits.gpus if n in placeable], dtype=np.int64)
     least, most = bounds(limits, sizes)
     found = set(sizes[least <= most].tolist())
@@ -320,11 +315,8 @@ def batch_options(job: JobView, gpus: Ints, rule: BatchRule) -> Ints:
 
 
 def requested_allocation(cluster: ClusterView, job: JobView) -> Allocation | None:
-    """Return the user's request as an allocation. If its size is not valid, take the next smaller valid size, or else
-    the next larger.
-
-    None if no size of the job is valid on this cluster.
-    """
+    """Return the user's request as an allocation, or else that of the next smaller valid size, or else of the next
+    larger. Return None if no size of the job is valid on this cluster."""
     below = sorted((n for n in job.limits.gpus if n <= job.requested), reverse=True)
     for gpus in [*below, *sorted(n for n in job.limits.gpus if n > job.requested)]:
         shape = shape_of(cluster, gpus)
@@ -335,8 +327,8 @@ def requested_allocation(cluster: ClusterView, job: JobView) -> Allocation | Non
 
 
 def _clamped(job: JobView, batch: int, gpus: Ints) -> Ints:
-    """Return the batch (S,) at each size, rounded and clamped to the limits. At a size without a valid batch it is the
-    present batch."""
+    """Return the batch (S,) at each size, rounded and clamped to the limits; the present batch at a size without a
+    valid one."""
     least, most = bounds(job.limits, gpus)
     quantum = quanta(job.limits, gpus)
     near = np.minimum(np.maximum(np.round(batch / quantum).astype(np.int64) * quantum, least), most)

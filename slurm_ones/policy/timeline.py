@@ -5,7 +5,8 @@ jobs in order of deadlines by progressive filling. Each job has a level: the mos
 level is the lowest at which its work is done in time.
 
 Our sources are the abstract, the authors' code and others' accounts of §4, not the paper itself. Two things differ
-here. Time is cut at changes instead of into equal slots, and a job pauses before it trains at another size.
+here. Intervals end at changes of the free GPUs, not after equal times, and a job pauses before it trains at another
+size.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 from slurm_ones.policy.contract import Floats, Ints, Reserved
 
 MOST_EDGES = 64
-"""Largest number of cuts of a timeline. If there are more, evenly spaced ones among them are kept."""
+"""Largest number of edges of a timeline's intervals; of more, evenly spaced ones are kept."""
 NEAR_S = 0.5
 """Largest difference, in seconds, between two moments that count as one."""
 
@@ -44,7 +45,7 @@ class SpeedCurve:
     def of(
         cls, sizes: Ints, rate: Floats, work: float, due_s: float, pause_s: Floats | float = 0.0, least: int = 0
     ) -> SpeedCurve:
-        """Return the curve of those sizes (U,) that are faster than all smaller ones. `rate` is 0 at a size the job
+        """Return the curve of the sizes (U,) that are faster than all smaller ones. `rate` is 0 at a size that the job
         cannot have."""
         before = np.concatenate([[0.0], np.maximum.accumulate(rate)[:-1]])
         faster = rate > before
@@ -104,8 +105,8 @@ class FreeTimeline:
         return np.where(self.starts < until_s, gpus, 0).astype(np.int64)
 
     def fill(self, curve: SpeedCurve, first: int | None = None) -> Filled:
-        """Return the filling at the lowest level at which the job finishes by its deadline. If there is no such level,
-        return that of the level at which the job does the most work.
+        """Return the filling at the lowest level at which the job ends by its deadline. If there is none, return the
+        filling at the level at which it does the most work.
 
         With `first`, the job has this number of GPUs in the first interval, whatever the level.
         """
@@ -134,7 +135,7 @@ class FreeTimeline:
         return Filled(gpus.astype(np.int64), share, gpu_s)
 
     def taken(self, filled: Filled, least: int = 0) -> FreeTimeline:
-        """Return the timeline minus the GPUs of a filled job, but for its `least` GPUs: these were never free here."""
+        """Return the timeline minus the GPUs of a filled job, except its `least` GPUs, which were never free here."""
         return self.less(np.maximum(filled.gpus - least, 0))
 
 
@@ -154,7 +155,7 @@ def admitted(
     timeline: FreeTimeline, promised: Sequence[SpeedCurve], new: SpeedCurve, before: Sequence[Filled] | None = None
 ) -> tuple[Filled, int | None]:
     """Return the filling of a `new` job among the `promised` ones. Also return the index of the first promised job that
-    would miss its deadline because of the new one; None if no job would.
+    would then miss its deadline, or None.
 
     Jobs with earlier deadlines are filled first. `before` are the promised jobs' fillings without the new job.
     """
