@@ -7,21 +7,20 @@ The bound holds for every schedule, even one that pauses jobs and knows the futu
   unaffected by other jobs. Changes, starts and stops take no time, and a job may have fractions of GPUs.
 - All nodes are as fast as the fastest node of their kind, and the network never slows a job.
 - A job on GPUs of several kinds trains at the pace of the slowest kind, on nodes as large as the largest.
-- A rigid job always uses its one batch. It may be paused. It has the number of GPUs that it requests, or that number
-  rounded up to be equal on all nodes, whichever is better.
+- A rigid job always uses its one batch, and may be paused. It has its requested number of GPUs, or that number rounded
+  up to be equal on all nodes, whichever is better.
 - A job ends once its application has trained all epochs. If early stopping may end it sooner, it ends at the least
   progress at which that can happen.
 
-These assumptions make the bound lower than the mean JCT of the best real schedule. `dual` and `curves` derive it.
+So the bound is below the mean JCT of the best real schedule. `dual` and `curves` derive it.
 
-If there are several kinds of GPU, each kind has its own price. Any prices give a valid bound. Here prices of different
-kinds have a constant ratio, so a GPU counts as a fixed number of GPUs of the fastest kind. The bound is then computed
-as with one kind. The search for the best bound also varies this ratio, starting from the relative speeds of the kinds.
+If there are several kinds of GPU, each kind has its own price, and any prices give a valid bound. Here the prices have
+a constant ratio, so a GPU counts as a fixed number of GPUs of the fastest kind. The search for the best bound varies
+this ratio too, starting from the relative speeds of the kinds.
 
 Batches that differ by less than 0.4 % are treated as one, with the best speed and the best efficiency among them.
-`dual` lists the other numerical errors; because of them the bound is lowered by a thousandth. The search for prices is
-coarse: it divides a training into few parts, and computes costs at few moments. The final bound is computed with more
-parts and moments.
+Because of numerical errors (`dual`) the bound is lowered by a thousandth. The search for prices divides a training into
+few parts, and computes costs at few moments; the final bound uses more of both.
 """
 
 from __future__ import annotations
@@ -45,31 +44,28 @@ from slurm_ones.simulate.study.plan import StudyPlan
 from slurm_ones.simulate.workloads.profiles import Workload
 
 COUNTS: Ints = np.array([0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64])
-"""Numbers of GPUs tried for each job in the fluid schedule. The two smallest sizes of each job, and the largest size of
-any job, are tried too."""
+"""Numbers of GPUs tried for each job in the fluid schedule, besides the two smallest sizes of each job and the largest
+of any."""
 Columns = Sequence[tuple[int, bool, int]]
 """Sizes of a job: (index of the slowest kind of GPU in a size, True if the size also has faster kinds, total GPUs)."""
 WAITS = (-1, False, 0)
 DEAREST = 30.0
 """Largest ratio of one kind's price to the fastest kind's price. The smallest ratio is 1 / `DEAREST`."""
 STEPS = 1500
-"""Divisor of the time from first to last submission. The quotient is the least time from one decision of the fluid
-schedule to the next, unless a job is submitted or ends before."""
+"""Least time between two decisions of the fluid schedule, as a fraction (1 / `STEPS`) of the time from first to last
+submission. A submission or a job's end comes earlier."""
 SHARE = 0.1
-"""Time from one decision of the fluid schedule to the next, as a share of the shortest remaining time of a job. It is
-at least the time that `STEPS` gives."""
+"""Time between two decisions of the fluid schedule, as a share of the shortest remaining time of a job."""
 
 
 def fluid_mean_jct_s(work: Work, weights: Floats) -> float:
-    """Return the mean JCT of the fluid schedule in seconds.
+    """Return the mean JCT of the fluid schedule in seconds; it is at least the bound.
 
     The fluid schedule is an ideal form of `ones`: jobs hold fractions of GPUs, changes cost nothing, and the true
-    curves are known. No real cluster could run it. Its mean JCT is at least the bound, for two reasons: it does not
-    know later submissions, and the bound may be out of reach of every schedule.
+    curves are known, but not later submissions.
 
     With several kinds of GPU, a linear program assigns GPUs to jobs. A GPU of kind k counts as `weights[k]` GPUs. After
-    each decision the weights move towards the prices of the kinds in the program's solution, as in `ones`. A job gets
-    GPUs of several kinds if one kind has too few.
+    each decision the weights move towards the prices of the kinds in the program's solution, as in `ones`.
     """
     columns, takes = _columns(work)
     order = np.argsort(work.submitted, kind="stable")
@@ -156,7 +152,7 @@ class _Way:
 
 
 def _mixes(speed: Floats, sizes: Ints, worth: Floats, gpus: int) -> Floats:
-    """Return the share of time that each job spends at each size (J, U). Jobs grow in steps, in order of worth added
+    """Return the share of time that each job spends at each size (J, U). Jobs grow in the order of worth added
     per GPU."""
     steps: list[tuple[float, int, int, int]] = []
     for j, row in enumerate(speed):
@@ -176,10 +172,8 @@ def _mixes(speed: Floats, sizes: Ints, worth: Floats, gpus: int) -> Floats:
 
 
 def _mixes_of_kinds(worth: Floats, takes: Ints, there: Ints) -> tuple[Floats, Floats]:
-    """Return the share of time that each job spends at each size (J, U), and the price of each kind of GPU (K,).
-
-    The shares are those with the largest total worth.
-    """
+    """Return the share of time that each job spends at each size (J, U), for the largest total worth, and the price of
+    each kind of GPU (K,)."""
     job, column = np.nonzero(worth > 0)
     whole = coo_array((np.ones(len(job)), (job, np.arange(len(job)))), (len(worth), len(job)))
     rows: Any = vstack([csr_array(takes[column].T), whole])
@@ -196,18 +190,18 @@ PARTS, MOMENTS = 32, 4
 FINE_PARTS, FINE_MOMENTS = 256, 16
 """Number of parts of a training, and of moments in each price interval, when the final bound is computed."""
 SAFE = 0.999
-"""Factor on the computed bound. It lowers the bound by more than any numerical error that was seen."""
+"""Factor that lowers the computed bound by more than any numerical error that was seen."""
 INTERVALS = 64
 """Number of intervals with constant prices between the first and the last submission."""
 LATER = 10
-"""Number of price intervals of equal length after the last submission. The next `LATER` intervals are twice as long,
-and so on, up to `LONGEST` times as long."""
+"""Number of equally long price intervals after the last submission; then as many of twice the length, and so on up to
+`LONGEST` times the length."""
 LONGEST = 8
 EVALUATIONS = 60
 """Number of evaluations of the dual function that the search for prices may take."""
 TRIED, EACH = 8, 12
-"""TRIED: number of price ratios that are tried for each kind except the fastest. EACH: evaluations of the dual function
-for each price ratio."""
+"""Number of price ratios that are tried for each kind except the fastest, and evaluations of the dual function for each
+ratio."""
 
 
 def bounds_of(plan: StudyPlan, processes: int) -> dict[int, Bound]:
@@ -237,10 +231,11 @@ def bound_of(workload: Workload, parts: Sequence[tuple[int, int, str]], evaluati
 
 
 def weights_of(work: Work, edges: Floats) -> tuple[Floats, Floats | None]:
-    """Return the weight of each of K kinds of GPU (K,), and first GPU prices for the search for the best bound (I,).
+    """Return the weight of each of K kinds of GPU (K,), and GPU prices from which the search for the best bound starts
+    (I,).
 
-    A GPU with weight 0.5 counts as half a GPU of the fastest kind. There is one price for each of I time intervals,
-    that of a GPU of the fastest kind. The prices are None if there is only one kind.
+    A GPU with weight 0.5 counts as half a GPU of the fastest kind. The prices are those of a GPU of the fastest kind in
+    each of I time intervals, or None if there is only one kind.
     """
     weights = _faster(work)
     if len(weights) == 1:

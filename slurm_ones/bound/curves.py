@@ -1,8 +1,8 @@
 """True speed of a job: progress/s on each number of GPUs of each kind, in each part of its training.
 
 A job on GPUs of several kinds trains at the pace of the slowest kind (`Training`), on at least two nodes. One of its
-GPUs is of this kind and one of a faster kind. The others are counted as the cheapest GPUs that are at least as fast as
-the slowest.
+GPUs is of this kind and one of a faster kind. All further GPUs are counted as the cheapest ones that are at least as
+fast as the slowest.
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ from slurm_ones.simulate.training.application import POWER, Application, Submiss
 from slurm_ones.simulate.workloads.profiles import Workload
 
 Key = tuple[str, float, int, int]
-"""Key of a curve: application, share of its epochs, GPUs, and batch. GPUs and batch are 0 for elastic jobs."""
+"""Key of a curve: application, share of its epochs, GPUs, and batch (the last two 0 for elastic jobs)."""
 BLOCK = 1.004
-"""Ratio of largest to smallest batch in a group of batches that are treated as one. The group has the best speed and
-the best efficiency of its batches."""
+"""Largest ratio of two batches that are treated as one, with the best speed and the best efficiency of both."""
 
 
 class Pool(NamedTuple):
@@ -61,14 +60,14 @@ def key_of(submission: Submission, app: Application) -> Key:
 
 @dataclass(frozen=True)
 class Curve:
-    """Progress/s of the jobs with one key, in each of K parts of the training. No value is below the true speed."""
+    """Progress/s of the jobs with one key, in each of K parts of the training; never below the true speed."""
 
     work: Floats
     """(K,) progress in each part, in samples of the base batch."""
     sizes: Floats | Ints
     """(N,) total GPUs of each size, ascending within a kind. After `counted` they are in GPUs of the fastest kind."""
     kind: Ints
-    """(N,) index of the pool with the slowest kind in use, which sets the pace."""
+    """(N,) index of the pool with the slowest kind at each size."""
     mixed: Bools
     """(N,) True if some of the GPUs are of a faster kind."""
     rate: Floats
@@ -109,8 +108,8 @@ def curve(
     trains.
 
     `asked` is the largest number of GPUs that a user requests; it is allowed even above the application's `max_gpus`.
-    If `gpus` and `batch` are given, the job is rigid: it uses only this batch, and this number of GPUs, exactly or
-    rounded up to be equal on all nodes.
+    With `gpus` and `batch` the job is rigid: it uses only this batch, and this number of GPUs, exactly or rounded up to
+    be equal on all nodes.
     """
     batches = np.array([batch]) if batch else _batches(app)
     total = _end(app, epochs, batches)
@@ -149,11 +148,8 @@ def _rates(app: Application, sizes: Ints, batches: Ints, ends: Floats, pool: Poo
 
 
 def _divided(ends: Floats, found: Curve, parts: int) -> Curve:
-    """Divide a curve into `parts` parts that take equal time at the fastest size.
-
-    A part with several epochs has the best rate of any. If there are no more epochs than parts, each epoch's end is
-    also the end of a part.
-    """
+    """Divide a curve into `parts` parts that take equal time at the fastest size. A part with several epochs has the
+    best rate of any."""
     seconds = np.append(0.0, np.cumsum(np.diff(ends, prepend=0.0) / found.rate.max(axis=1)))
     cuts = np.interp(np.linspace(0.0, seconds[-1], parts + 1), seconds, np.append(0.0, ends))
     if len(ends) <= parts:
@@ -242,9 +238,9 @@ def placements(app: Application, gpus: int, nodes: int, per_node: int, least: in
 def _end(app: Application, epochs: float, batches: Ints) -> float:
     """Return the least progress at which the job can be done, in samples of the base batch.
 
-    It is less than all epochs for two reasons. Under the companion, rounding may take half a sample from each epoch.
-    Early stopping ends a training if the metric has risen too little over `patience` passes over the data. Passes are
-    assumed to bring the progress of the least efficient batch.
+    It is less than all epochs for two reasons. The companion may round off half a sample of each epoch. Early stopping
+    ends a training if the metric has risen too little over `patience` passes over the data, assumed at the least
+    efficient batch.
     """
     total = app.total * epochs - 0.5 * len(app.ends)
     if not app.patience:

@@ -75,7 +75,7 @@ class Costs:
         self._begin = self._split(submitted, np.ones(len(submitted)))
 
     def _split(self, times: Floats, jobs: Floats) -> Floats:
-        """Return (G,) the number of jobs at each moment. A job between two moments is divided between them linearly."""
+        """Return the number of jobs at each moment (G,); a job between two moments counts for both in parts."""
         times = np.minimum(times, self._moments[-1])
         floor = np.minimum(np.searchsorted(self._moments, times, side="right") - 1, len(self._moments) - 2)
         before, after = self._moments[floor], self._moments[floor + 1]
@@ -107,8 +107,8 @@ class Costs:
     def _used(self, chosen: Sequence[tuple[Ints, Ints]]) -> Floats:
         """Return (I,) the GPU-seconds that the jobs take in each interval.
 
-        `chosen` has two index arrays (G,) for each part of the training. For a job that reaches the part at a given
-        moment, they hold its size, and the moment at which it starts the part.
+        `chosen` has two index arrays (G,) for each part of the training: the size of a job that reaches the part at a
+        moment, and the moment at which it starts the part.
         """
         there, starts, ends, gpus = self._begin, [], [], []
         for way, (column, until) in zip(self._ways, chosen, strict=True):
@@ -166,8 +166,8 @@ class Dual:
 def improved(dual: Dual, evaluations: int, start: Floats | None = None) -> tuple[float, Floats]:
     """Return the best bound on the sum of JCTs that about `evaluations` evaluations find, and its prices (I,).
 
-    The search starts at the prices `start`. If none are given, it starts at the best of four constant prices. Each is
-    lower by a factor of 4 after the last submission.
+    The search starts at the prices `start`, or else at the best of four constant prices, each lower by a factor of 4
+    after the last submission.
     """
     scale = 1.0 / np.sqrt(dual.lengths)
     best = (-np.inf, np.zeros(len(scale)))
