@@ -2,9 +2,9 @@
 
 Code and weights of DRL were never published. So this policy follows the first two schedulers of its kind: DeepRM (Mao
 et al., HotNets 2016, §3) and DL2 (Peng et al., arXiv 1909.06040, §4). DeepRM builds a schedule from nothing by one
-action after another, until it chooses the void action, which ends the round. It is trained by REINFORCE. The baseline
-is the mean of several rollouts of one workload. The reward is minus the number of jobs in the system. In DL2 jobs grow
-in steps, with the batch that their users chose, and the steps of all jobs are decided again in each interval.
+action after another, until it chooses the void action, which ends the round. It is trained by REINFORCE: the reward is
+minus the number of jobs in the system, the baseline the mean of several rollouts of one workload. In DL2 jobs grow in
+steps, with the batch that their users chose, and all steps are decided again in each interval.
 
 `Drl` grows one job by one step at a time. `build_steps` computes the features of each job's steps, and `Perceptron`
 scores them. Its weights (drl.npz) were trained by `python -m benchmarks.train_drl`; `load` returns the exact command
@@ -12,8 +12,8 @@ and the training curve. docs/decisions/0010-policy-gradient-rival.md has the res
 
 Differences from both:
 
-1. One network scores each job's step separately, from features of the job and of the whole queue. DeepRM and DL2 have
-   inputs for a fixed number of jobs. Here a queue can have any length, and the time is linear in it.
+1. One network scores each job's step separately, from features of the job and of the whole queue. So a queue can have
+   any length; DeepRM and DL2 have inputs for a fixed number of jobs.
 2. A step doubles the GPUs, or goes to the size that the user asked for, because Slurm gives only such sizes.
 3. After the void action jobs do not grow further, but a job without GPUs still gets its first step if there is room.
 """
@@ -40,10 +40,9 @@ ASKED_LEFT = 11
 CONTEXT = 4
 """Number of values from which the void action's score is computed (`GrowthSteps.context`)."""
 LOG_SECONDS = 12.0
-"""Scale of features that are times. A time of t seconds becomes ln(1 + t) / `LOG_SECONDS`, which is 1 at about two
-days."""
+"""Scale of time features: t seconds become ln(1 + t) / `LOG_SECONDS`, which is 1 at about two days."""
 LOG_SIZE = 6.0
-"""Scale of features that are ratios of GPU counts. A ratio r becomes log2(r) / `LOG_SIZE`."""
+"""Scale of features that are ratios of GPU counts: r becomes log2(r) / `LOG_SIZE`."""
 
 
 @dataclass(frozen=True)
@@ -170,7 +169,7 @@ def _rank(value: Floats) -> Floats:
 
 HIDDEN = (32, 16)
 SHAPES = ((FEATURES, HIDDEN[0]), (HIDDEN[0],), HIDDEN, (HIDDEN[1],), (HIDDEN[1], 1), (CONTEXT,))
-"""Shapes of the arrays in `Perceptron.flat`: weights and bias of each layer (the last has no bias), then the void
+"""Shapes of the arrays in `Perceptron.flat`: weights and bias of each layer (no bias in the last), then the void
 action's weights."""
 SIZE = sum(int(np.prod(shape)) for shape in SHAPES)
 

@@ -36,7 +36,7 @@ class EesOptions:
 
     interval_s: float = 0.0
     """Shortest time, in seconds, between two rescalings of running jobs; 0 rescales in every decision. The authors wait
-    for minutes, to resize less often. If a resize pauses a job for half a minute, 0 gives a better mean JCT."""
+    for minutes. If a resize pauses a job for half a minute, 0 gives a better mean JCT."""
 
     def __post_init__(self) -> None:
         check_options(self, {}, {})
@@ -85,8 +85,8 @@ def allot(sizes: Ints, factors: Floats, free: int) -> tuple[Ints, float]:
     """Return the column (J,) of each job's size with the largest sum of factors, and this sum.
 
     `factors` (J, U) at the `sizes` (U,) are -inf at sizes that the job cannot have. Jobs are admitted in order. A job
-    is not admitted, and gets column 0, if its smallest size and those of the jobs admitted before do not fit together.
-    The time is O(J·U·`free`), vectorised over GPUs.
+    gets column 0 if its smallest size does not fit in addition to those of the jobs admitted before. The time is
+    O(J·U·`free`).
     """
     columns = np.zeros(len(factors), dtype=np.int64)
     admitted, needed = [], 0

@@ -33,7 +33,7 @@ from slurm_ones.policy.timeline import Filled, FreeTimeline, SpeedCurve, admitte
 
 WHY = reason("least_gpu_time")
 NEVER = 1e12
-"""Seconds to the deadline of a job without a deadline."""
+"""Deadline, in seconds from now, of a job without one."""
 
 
 @dataclass(frozen=True)

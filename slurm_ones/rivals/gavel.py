@@ -33,8 +33,8 @@ from slurm_ones.policy.tables import build_tables, predict, requested_allocation
 
 Objective = Literal["max_min", "max_sum"]
 LEFT_OVER = 1e-3
-"""Weight of the sum of relative throughputs in the objective of `max_min`. It is small, so that the minimum decides and
-the sum only distributes GPUs that are left over."""
+"""Weight of the sum of relative throughputs in the objective of `max_min`, so small that it decides only about GPUs
+that are left over."""
 
 
 @dataclass(frozen=True)

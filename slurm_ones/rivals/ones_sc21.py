@@ -68,7 +68,7 @@ class Space:
     smallest: Ints
     """(J,) smallest size of each job, which may be its present one; 0 if this cluster has none of its sizes."""
     below: Ints
-    """(J, U) each job's largest size that is at most the size of column U; 0 if there is none."""
+    """(J, U) each job's largest size up to the size of column U; 0 if there is none."""
     column: Ints
     """(GPUs + 1,) column of the largest size that is at most each number of GPUs."""
 
@@ -182,8 +182,8 @@ def remaining_utilisation(space: Space, counts: Ints, rho: Floats) -> Floats:
     """Return the score (K,) of each candidate (K, J), its remaining GPU-seconds: Σ_j n_j · Y_j · (1/ρ_j − 1) /
     X_j(n_j).
 
-    Y are the samples used, X the samples/s. A job without GPUs costs nothing, and neither does a job that has not
-    begun. So the score prefers empty schedules, which only the filling of idle GPUs prevents.
+    Y are the samples used, X the samples/s. Jobs without GPUs and jobs that have not begun cost nothing, so the score
+    prefers empty schedules. Only the filling of idle GPUs prevents these.
     """
     speed = space.tables.speed
     per_sample = np.divide(space.tables.sizes, speed, out=np.zeros_like(speed), where=speed > 0)
@@ -196,9 +196,8 @@ def place_counts(space: Space, wanted: Ints) -> tuple[Ints, Ints]:
     """Return GPU counts (K, J) near `wanted` that fit on the nodes, and the number of nodes with 0 to P free GPUs (K, P
     + 1).
 
-    Unchanged jobs keep their nodes. The other jobs are placed on the fullest nodes with enough free GPUs, the largest
-    job first. A job that does not fit gets fewer GPUs, possibly 0. A running job that was to grow and does not fit
-    stays as it is.
+    Unchanged jobs keep their nodes. All other jobs are placed on the fullest nodes with enough free GPUs, the largest
+    job first. A job that does not fit gets fewer GPUs, possibly 0; if it was to grow, it stays as it is.
     """
     counts, free, cannot_grow = _place(space, wanted)
     wanted, rows, again = wanted.copy(), cannot_grow.any(axis=1), 0
@@ -213,8 +212,8 @@ def place_counts(space: Space, wanted: Ints) -> tuple[Ints, Ints]:
 
 
 def _place(space: Space, wanted: Ints) -> tuple[Ints, Ints, Bools]:
-    """Place jobs as `place_counts` does, except that a job which cannot grow may lose GPUs. Also return True for such
-    jobs (K, J)."""
+    """Place jobs as `place_counts` does, but a job that cannot grow may lose GPUs. Also return a mask (K, J) of such
+    jobs."""
     per_node = space.cluster.gpus_per_node
     same = wanted == space.current
     job, node, gpus = space.held.T
@@ -345,10 +344,9 @@ def fill_order(space: Space, rho: Floats) -> Ints:
 
 class SizeBounds:
     """Limit R on each job's GPUs (ONES §3.3), by job id. A job that has run at its limit for some epochs gets twice the
-    limit.
+    limit, or its next larger size if that is more.
 
-    On Slurm a new job's first limit is 1 GPU as in the paper, or its smallest size if that is larger. If twice the
-    limit is below the job's next larger size, this size becomes the limit.
+    A new job's first limit is 1 GPU as in the paper, or its smallest size if that is larger.
     """
 
     def __init__(self, epochs_before_doubling: int, cap_over_request: float) -> None:
@@ -368,7 +366,7 @@ class SizeBounds:
         return limit
 
     def passed_over(self, space: Space, left_out: Collection[int]) -> None:
-        """Halve the limit of each stopped job in `left_out`, the jobs that a schedule leaves without GPUs."""
+        """Halve the limits of the stopped jobs in `left_out`, which a schedule leaves without GPUs."""
         for j, job in enumerate(space.jobs):
             if job.job_id in left_out and stopped(job):
                 self._remembered[job.job_id] = max(self._remembered[job.job_id] // 2, int(space.smallest[j]))

@@ -106,8 +106,7 @@ class OptimusOptions:
     interval_s: float = 600.0
     """Seconds between two changes of running jobs."""
     converged: float = 0.01
-    """Threshold at which a job counts as done: one more epoch lowers its loss by less than this fraction of its largest
-    loss."""
+    """Decrease of the loss in one more epoch, relative to its largest value, below which a job counts as done."""
     told: bool = False
     """True to use the true remaining time of a job, if a simulator provides it."""
 
@@ -128,8 +127,7 @@ class Optimus:
         self.options = options
         self._last = -math.inf
         self._fits: dict[int, tuple[Losses, LossCurve | None]] = {}
-        """Last fit of each job, with the losses to which it was fitted, by job id. It is used until the job reports
-        another loss."""
+        """Last fit of each job, with the losses to which it was fitted, by job id."""
 
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
         fixed = fixed_jobs(cluster, jobs)

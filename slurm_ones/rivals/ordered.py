@@ -143,14 +143,14 @@ class TiresiasOptions:
 class Tiresias:
     """Tiresias: discretised two-dimensional least attained service (Gu et al., NSDI 2019, §3.2-3.3).
 
-    The policy does not know how long a job will run. A job's attained service is its GPUs times the seconds that it has
-    run. At each threshold of service the job moves one queue down. Higher queues are served first, each in order of
-    submission. Running jobs of lower queues are stopped for jobs of higher ones.
+    The policy does not know how long a job will run. A job's attained service is its requested GPUs times the seconds
+    that it has run. At each threshold of service the job moves one queue down. Higher queues are served first, each in
+    order of submission. Running jobs of lower queues are stopped for jobs of higher ones.
 
     The settings are those of Pollux's study (OSDI 2021, §5 and its public simulator): two queues, a threshold of 16
     GPU-hours, and no promotion of starved jobs (PROMOTEKNOB off). In that simulator the lower queue is in the order in
     which jobs moved down; here every queue is in order of submission. Placement by a profile of the model is left out,
-    since Slurm places jobs. A job's service is computed with its requested GPUs, even if another policy has resized it.
+    since Slurm places jobs.
     """
 
     name = "tiresias"

@@ -88,8 +88,8 @@ class Rows:
         )
 
     def among(self, place: Ints, row: Ints, node: Ints, gpus: Ints) -> Rows:
-        """Return the rows with F more elements, which are ascending by row and node. `place` has, for each, the index
-        of the present element before which it is inserted."""
+        """Return the rows with F more elements, ascending by row and node. `place` is the index of the present element
+        before which each is inserted."""
         new = place + np.arange(len(place))
         old = np.ones(len(self.node) + len(place), dtype=np.bool_)
         old[new] = False
@@ -147,7 +147,7 @@ def cap_groups(group: Ints, gpus: Ints, limit: Ints) -> Ints:
 
 
 LEAST_SPEEDUP = 1e-3
-"""Amount added to each speed-up, because one job with speed-up 0 would make the power mean 0."""
+"""Amount added to each speed-up, so that a speed-up of 0 does not make the power mean 0."""
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ class Problem:
     capacity: Ints
     """(N,) GPUs of each node that no fixed job holds."""
     crossed: Bools
-    """(N,) True if a fixed job of several nodes uses the node. No other job of several nodes may use it then."""
+    """(N,) True if a fixed job of several nodes uses the node, so that no other such job may."""
     home: Rows
     """J rows: the GPUs that each job holds now."""
     held: Ints
@@ -169,7 +169,7 @@ class Problem:
     snap: Ints
     """(J, G + 1) each job's largest size that is at most each number of GPUs; 0 if there is none."""
     column: Ints
-    """(G + 1,) column of each number of GPUs in the tables; meaningless for a number that is no size."""
+    """(G + 1,) column of each number of GPUs in the tables; undefined for a number that is no size."""
     together: Floats
     apart: Floats
     """(J, U) speed-up relative to the fair share if the job is spread over several nodes. `together` is the speed-up on
@@ -376,7 +376,7 @@ def _by_node(problem: Problem, rows: Rows) -> tuple[Ints, Ints]:
 
 
 def _uncross(problem: Problem, rows: Rows, order: Ints, node: Ints) -> Ints:
-    """Return the GPUs (E,) of each element. If several multi-node jobs use a node, only the first keeps its GPUs there
+    """Return the GPUs (E,) of each element. Of several multi-node jobs on a node, only the first keeps its GPUs there
     (§4.2.2, interference)."""
     several = np.repeat(rows.counts > 1, rows.counts)[order]
     free = np.where(problem.crossed, 0, 1)[rows.node[order]]

@@ -35,8 +35,7 @@ from slurm_ones.policy.ledger import free_by_node
 from slurm_ones.policy.tables import History, Tables, bounded, build_tables, restart_factor, side_by_side
 
 SCALE = 1000.0
-"""Factor on the costs in the program. With costs near 1, HiGHS solves more programs twice, and its version 1.12 then
-prints a line each time."""
+"""Factor on the costs in the program, with which HiGHS has to solve fewer programs twice."""
 LARGEST_COST = 3000.0
 """Largest cost of a configuration in the program; the authors' value."""
 TOTAL = "the sum of all jobs' goodputs, each raised to a power"

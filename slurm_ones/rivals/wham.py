@@ -36,7 +36,7 @@ from slurm_ones.policy.tables import Tables, build_tables, to_come
 
 @dataclass(frozen=True)
 class Step:
-    """Step of a job from one size to the next size on the concave hull of its speed."""
+    """Step of a job to the next size on the concave hull of its speed."""
 
     index: float
     """Whittle index of the step: seconds of waiting saved per GPU-second. It is infinite for a first step, and for a
