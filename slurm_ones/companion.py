@@ -74,10 +74,8 @@ def policy_of(settings: Settings) -> Policy:
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """Context manager that disables Python's cyclic garbage collector, which takes a fifth of a tick with 10,000 jobs.
-
-    During such a tick it would visit the whole queue four times and free next to nothing. It runs again afterwards.
-    """
+    """Context manager that disables Python's cyclic garbage collector, which takes a fifth of a tick with
+    10,000 jobs."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -88,14 +86,15 @@ def no_collection() -> Iterator[None]:
 
 
 class Companion:
-    """Companion of one cluster: it observes, decides on and resizes elastic jobs, with one Slurm client and one store.
+    """Companion of one cluster: it observes, decides on and resizes elastic jobs, with one Slurm client and one
+    store.
 
-    All essential state is in the store, so that after a crash at any moment the next companion continues. Only one
-    companion may act at a time: `check` raises `NotLeader` if another one leads, and is called before each change in
-    Slurm and each order.
+    All essential state is in the store, so the next companion continues after a crash at any moment. Only one companion
+    may act at a time: `check` raises `NotLeader` if another one leads, and is called before each change in Slurm and
+    each order.
 
-    `clock` returns the time. `make` makes the policy for a partition; the default is the policy of the settings.
-    `daemon.Daemon` calls `tick`. Raises `ConfigError` for an unknown policy or option.
+    `clock` returns the time. `make` makes the policy for a partition; the default is the policy of the settings. Raises
+    `ConfigError` for an unknown policy or option.
     """
 
     def __init__(
@@ -175,8 +174,7 @@ class Companion:
         return Tick(observation, decided, begun, seconds, histories, outcomes, ended, self._slow, len(resizes))
 
     def _read_quotas(self, seen: Observation) -> Quotas:
-        """Return Slurm's quotas with their present use. They are read every few minutes; if Slurm refuses, the last
-        ones are used."""
+        """Return Slurm's quotas with their present use, read every few minutes."""
         now = self._clock()
         if seen.elastic and not 0.0 <= now - self._quotas_time < READ_S:
             self._quotas_time = now
@@ -189,8 +187,8 @@ class Companion:
         return self._quotas.now(seen)
 
     def _fused(self, seen: Observation, busy: Collection[int]) -> dict[int, int]:
-        """Return a dict from job id to the carrier's id, for pending jobs that a carrier trains. It is empty in advise
-        mode, and while the stop file exists."""
+        """Return the carrier's id for each pending job that a carrier trains, by job id; empty in advise mode, and
+        while the stop file exists."""
         if not self._actor.acting or self.settings.stopped:
             return {}
         return self._fusions.follow(seen, busy)
@@ -220,8 +218,8 @@ class Companion:
         )
 
     def _asked_once(self, what: str, ask: Callable[[], bool]) -> bool:
-        """Return the answer to a question about this Slurm. Slurm is asked at the first call, and again only if it
-        refused to answer; the answer is False then."""
+        """Return the answer to a question about this Slurm, asked once; False, and asked again, if Slurm refuses to
+        answer."""
         if what not in self._facts:
             try:
                 self._facts[what] = ask()

@@ -1,5 +1,4 @@
-"""Registry of policies by name: the built-in ones, which are all policies in `slurm_ones.rivals` and `ones`, and those
-of other distributions."""
+"""Registry of policies by name: all policies in `slurm_ones.rivals` and `ones`, and those of other distributions."""
 
 from __future__ import annotations
 
@@ -35,8 +34,7 @@ def _is_policy(cls: Any) -> bool:
 
 
 POLICIES: dict[str, Any] = {policy.name: policy for policy in (Ones, *policies_in(rivals))}
-"""Built-in policy classes by name. A class with an `options_type`, a dataclass, is made with an instance of it as the
-only argument."""
+"""Built-in policy classes by name. A class with an `options_type`, a dataclass, gets one as its only argument."""
 
 
 def find_policy(name: str) -> Any:

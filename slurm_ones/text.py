@@ -98,11 +98,10 @@ def phases(run: RunRecord) -> str:
 
 
 def starts(resizes: Sequence[ResizeRecord], runs: Mapping[tuple[int, int], RunRecord]) -> dict[int, str]:
-    """Return a dict from resize id to a text on the phases of the start that followed, for resizes by requeue. The
-    keys of `runs` are (job id, restart count).
+    """Return a text on the phases of the start that followed each resize by requeue, by resize id. The keys of `runs`
+    are (job id, restart count).
 
-    If several resizes were begun during one run, only the last is described: the earlier ones were rolled back before
-    the run ended.
+    Of several resizes begun during one run, only the last is described, since all earlier ones were rolled back.
     """
     requeued = [resize for resize in resizes if resize.restart >= 0 and resize.mechanism == "requeue"]
     led = {(resize.job_id, resize.restart): resize.id for resize in requeued}
@@ -160,15 +159,14 @@ MOST_NAMED = 12
 
 
 class WithGpus(Protocol):
-    """Anything with a number of GPUs, such as the limits of a strategy at one size."""
+    """Object with a number of GPUs, such as a strategy's limits at one size."""
 
     @property
     def gpus(self) -> int: ...
 
 
 def counts(rows: Sequence[WithGpus]) -> str:
-    """List the GPU numbers that a strategy can use: `1, 2, 4 or 8`. Only the first and the last of a long list are
-    named."""
+    """List the GPU numbers that a strategy can use: `1, 2, 4 or 8`; of a long list only the first and the last."""
     found = [row.gpus for row in rows]
     if len(found) > MOST_NAMED:
         return f"{', '.join(map(str, found[: MOST_NAMED - 1]))} … {found[-1]}"

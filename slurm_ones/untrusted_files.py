@@ -3,8 +3,8 @@
 A job's user can write into the job's directory, while the reader may have more rights. So links are not followed, and
 nothing is opened that could block. The owner is checked on the open descriptor, and reads are bounded.
 
-Users choose these paths, and access to a path blocks if the server of its file system does not answer. So `run_by` lets
-another runner execute the public functions from `read_files` on. The companion's runner is a child process
+Users choose these paths, and access to a path blocks if the server of its file system does not answer. So all public
+functions from `read_files` on run in the runner of `run_by`. The companion's runner is a child process
 (`service.file_child`), and raises `NoAnswer` after a timeout.
 """
 
@@ -23,8 +23,8 @@ from ones_wrapper.protocol import MAX_POINTER, ProtocolError, decode_pointer, di
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 
 WRITTEN_WITHIN_S = 10.0
-"""Longest time, in seconds, for a durable write of a file. A later file is not renamed into place, because another
-companion may lead by then."""
+"""Longest time, in seconds, for a durable write of a file. After it the file is not renamed into place, since another
+companion may lead."""
 
 
 class HasFiles(Protocol):
@@ -111,8 +111,8 @@ def directory_of(path: Path, uid: int, whose: str = "the job's user") -> Iterato
     link.
 
     Raises FileNotFoundError if it does not exist. Raises `NotBelieved` if `path` is relative, is no directory, is a
-    link, belongs to another user or cannot be opened. Links among the directories above it are followed, since
-    sites use such links. They can only lead to another directory of the same user.
+    link, belongs to another user or cannot be opened. Links above it in the path are followed; they can only lead to
+    another directory of the same user.
     """
     if not path.is_absolute():
         raise NotBelieved(f"{str(path)!r:.200}: not an absolute path")

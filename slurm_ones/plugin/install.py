@@ -1,7 +1,6 @@
 """Installation of the plugin: its files in a folder, and the lines to add to Slurm's configuration.
 
-Slurm's own files are not changed. A trial with `sbatch --test-only` checks that Slurm loads the plugin and that it
-works.
+Slurm's own files are not changed. A trial with `sbatch --test-only` checks the plugin.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ JOB_SUBMIT = "job_submit.lua"
 CLI_FILTER = "cli_filter.lua"
 OURS = "Written by slurm-ones plugin install."
 WRONG = "2-1"
-"""Range of GPUs that the plugin must refuse: it begins above its end."""
+"""Invalid range of GPUs, which the plugin must refuse."""
 _PATH = re.compile(r"/[A-Za-z0-9._+@:/-]*")
 
 
@@ -135,10 +134,11 @@ def write_site(to: Path, include: Path | None, spank: bool, site: PluginSite | N
 
 
 def write_own(to: Path, include: Path | None, site: PluginSite) -> tuple[list[Path], list[str]]:
-    """Write the files for one user into `to`, at a site without the plugin. Return the files, and what is left to do.
+    """Write the files for one user into `to`, at a site without the plugin. Return the files, and what is left
+    to do.
 
     The slurm.conf in `to` includes the site's, and adds the filter and the options for this user's commands. Raises
-    `PluginError`, for example if the site has its own filter: Slurm would run only one of the two.
+    `PluginError`, for example if the site has its own filter, since Slurm runs only one.
     """
     if not site.conf:
         raise PluginError("Slurm does not say where its slurm.conf is")

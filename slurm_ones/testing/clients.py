@@ -119,7 +119,7 @@ class ReshapeContract:
         assert (job.nodes, job.max_nodes, job.gpus_per_node) == (3, 3, 2)
 
     def test_whole_nodes(self, site: Site) -> None:
-        """The shape of a job on whole nodes is its number of nodes, because Slurm does not count GPUs there."""
+        """The shape of a job on whole nodes is its number of nodes, because Slurm counts no GPUs there."""
         job_id = site.requeued("--partition=whole", "--nodes=2")
         site.owner.reshape(job_id, Shape(3, 4))
         assert site.owner.job(job_id).nodes == 3
@@ -272,7 +272,7 @@ class ReadingContract:
         assert (job.nodes, job.gpus_per_node, job.gpus_total, job.task_counts) == (2, 0, 0, False)
 
     def test_everybody_sees_the_same_job(self, site: Site) -> None:
-        """`job` and `snapshot` show the same to the owner, to an operator and to another user."""
+        """`job` and `snapshot` show the same to the job's owner, to an operator and to another user."""
         job_id = site.held("--nodes=2", "--gres=gpu:2", "--time=90", "--job-name=grüße", "--comment=ones: gpus=1-8")
         job = site.owner.job(job_id)
         for user in (OWNER, STRANGER, OPERATOR):

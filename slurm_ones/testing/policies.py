@@ -87,8 +87,8 @@ def unchanged(view: ClusterView, j: JobView, got: Allocation) -> bool:
 
 
 def placeable(view: ClusterView, jobs: Sequence[JobView], schedule: Schedule) -> bool:
-    """Return True if the schedule fits on the nodes. Jobs of unchanged shape stay in place; all placements of others
-    are tried."""
+    """Return True if the schedule fits on the nodes: jobs of unchanged shape stay in place, and some placement of all
+    other jobs works."""
     free = {node.name: node.gpus for node in view.nodes}
     moving: list[Shape] = []
     of_kind: dict[str, list[Shape]] = {}

@@ -30,7 +30,7 @@ HELD = Reason("held")
 @dataclass(frozen=True)
 class Power:
     """Throughput of `per_gpu` × n^`exponent` samples/s on n GPUs, times `across` on several nodes. `table` overrides it
-    for some numbers of GPUs."""
+    for some n."""
 
     per_gpu: float = 100.0
     exponent: float = 0.9

@@ -1,5 +1,4 @@
-"""Tests that every client must pass for the tasks of a job array: they are held until needed, reshaped, and requeued
-after they ended."""
+"""Tests that every client must pass for the tasks of a job array."""
 
 from __future__ import annotations
 
@@ -26,8 +25,7 @@ def waiting(site: Site, array_id: int) -> dict[int, SlurmJob]:
 
 
 def essence(site: Site, array_id: int) -> list[SlurmJob]:
-    """Return an array's tasks for comparison, without the fields that change even if Slurm refuses a change. (Slurm
-    gives the task its own record first.)"""
+    """Return an array's tasks for comparison, without the fields that change even if Slurm refuses a change."""
     return [replace(job, job_id=0, reason="", priority=0) for job in site.owner.tasks(array_id)]
 
 
