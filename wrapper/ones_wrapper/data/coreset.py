@@ -53,13 +53,13 @@ class Coreset:
     """Epochs between two selections; 0 for a single selection, before the first epoch."""
     features: Callable[[Any], torch.Tensor] | None = None
     """Function from a collated batch to one row of features for each sample (`last_layer_gradient`). The distance
-    between two rows approximates the distance between the samples' gradients. If None, the features are the batch's
-    first part. For a convex model, distances of these bound those of the gradients."""
+    between two rows approximates the distance between the samples' gradients. None for the batch's first part (the
+    inputs), whose distances are bounds for a convex model."""
     labels: Any = None
     """Class of each sample of the dataset, as whole numbers; for data without classes, zeros. None: the dataset's own
     (`targets`, `labels`, or the last tensor of a TensorDataset)."""
     shard: int = 2048
-    """Largest number of samples of a class among which one greedy round chooses."""
+    """Largest number of samples in a shard of a class, from which the greedy algorithm chooses at once."""
 
     def __post_init__(self) -> None:
         if not 0 < self.fraction <= 1:

@@ -24,7 +24,7 @@ LABELS = (
 
 
 class Selection:
-    """The present selection, as an object with a state for checkpoints."""
+    """The chosen samples of the present coreset, as an object with a state for checkpoints."""
 
     def __init__(self) -> None:
         self.epoch = -1

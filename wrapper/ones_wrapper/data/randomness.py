@@ -27,7 +27,7 @@ _WORD = 2**64
 _STEP = 0x9E3779B97F4A7C15
 """Difference between neighbouring keys before mixing: the increment of SplitMix64."""
 _STEPS = 0x5354455053
-"""Constant that makes the keys of steps differ from those of samples."""
+"""Constant that makes the keys of steps differ from the keys of samples."""
 
 
 def _mix(key: int) -> int:

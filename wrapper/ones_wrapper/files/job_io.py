@@ -54,8 +54,8 @@ def not_ours(path: Path) -> str:
 
 
 class ReportWriter:
-    """Writer of the reports of one run, on rank 0. Each line is one `write`, so that readers see whole lines. A full
-    disk loses lines."""
+    """Writer of the reports of one run, on rank 0. Each line is one `write`, so that readers see whole lines. On a full
+    disk, lines are lost."""
 
     def __init__(self, job_dir: Path, restart: int) -> None:
         self._path = job_dir / reports_name(restart)

@@ -25,8 +25,8 @@ def lock_directory(job_dir: Path, job_id: int, wait_s: float = WAIT_S) -> int | 
     """Lock the directory until this process ends, or until the returned handle is closed. Return None if no lock was
     taken. The present holder has `wait_s` seconds to end.
 
-    Raises `InUseError` if another job holds the lock. There is no lock if the file system has none, or if an earlier
-    run of this job holds it. The lock is a POSIX lock: network file systems support it, and forked processes do not
+    Raises `InUseError` if another job has the lock. No lock is taken if the file system has none, or if an earlier run
+    of this job still has it. The lock is a POSIX lock: network file systems support it, and forked processes do not
     inherit it.
     """
     try:

@@ -84,7 +84,7 @@ def take_over(path: Path, job_id: int) -> None:
     """Make the directory this job's. Spec, reports and orders of another job are moved to `earlier-<id>`; checkpoints
     stay.
 
-    Reports and orders of each job are numbered from the start, so that old ones would be taken for this job's. Raises
+    Reports and orders of each job are numbered from the start, so that this job would read old ones as its own. Raises
     `LaunchError` if the other job still runs.
     """
     before = _owner(path)

@@ -144,8 +144,7 @@ class ElasticStrategy(ParallelStrategy):
         return {"num_replicas": self.world_size, "rank": self.global_rank}
 
     def set_world_ranks(self) -> None:
-        """Set the rank by which Lightning knows rank 0, which logs. Lightning calls this after it has made the
-        Trainer."""
+        """Set the rank for Lightning's `rank_zero_only`. Lightning calls this after it has made the Trainer."""
         only: Any = rank_zero_only
         only.rank = self.global_rank
 

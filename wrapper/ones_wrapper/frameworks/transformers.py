@@ -119,8 +119,8 @@ class Trainer(transformers.Trainer):
         self._register(max_steps)
 
     def _taken_over(self) -> TakenOver:
-        """Return dataset and settings of the script's own DataLoader. Raises ValueError if a sampler or class of its
-        own chooses the samples."""
+        """Return dataset and settings of the script's own DataLoader. Raises ValueError if its class, sampler or batch
+        sampler is not one of torch's."""
         if isinstance(self.train_dataset, IterableDataset) and not self._loads:  # each rank's loader has a share
             options = {"shuffle": False, "drop_last": self.args.dataloader_drop_last, "collate_fn": self.data_collator}
             return TakenOver(self.train_dataset, self.args.per_device_train_batch_size, options)

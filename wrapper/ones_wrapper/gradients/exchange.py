@@ -50,7 +50,7 @@ class Exchange(ABC):
     trying = False
     """True during passes that belong to no step (`Job.probe`): hooks on parameters then do not change gradients."""
     timed = False
-    """True if backward computes gradients before this rank waits for others, so that `watch` can measure its own
+    """True if backward computes gradients before this rank waits for others. `watch` can then measure the rank's own
     time."""
     watch: OwnTime | None = None
 
@@ -73,8 +73,8 @@ class Exchange(ABC):
         raise NotImplementedError(f"{type(self).__name__} cannot change its ranks")
 
     steps_together = True
-    """True if no rank can step before all ranks have given their gradients. If False, a rank that lost others cannot
-    know if its last steps used all samples."""
+    """True if no rank can step before all ranks have given their gradients. If False, the last steps of a rank that
+    lost others may lack samples."""
 
     gathers = False
     """True if forward passes are collective. All ranks must then make equally many passes in an evaluation, too."""

@@ -74,7 +74,7 @@ class Rate:
         return (progress.admitted >= batch) != (before >= batch)
 
     def free(self, progress: TrainingProgress) -> int:
-        """Return the largest global batch that needs no more samples than the base batch, by the noise scale so far."""
+        """Return the largest global batch that needs no more samples than the base batch, by the newest noise scale."""
         return int(max(doubled(self.rule, int(self._base), progress.noise_low), progress.admitted))
 
     def power(self, progress: TrainingProgress, batch: float) -> float:
@@ -89,8 +89,8 @@ class Rate:
         return self._factor(0, batch / self._base, self.power(progress, batch))
 
     def begin(self, progress: TrainingProgress, batch: float, total: float) -> None:
-        """Begin a step of `total` samples, where `batch` is the present global batch. A step with fewer samples, such
-        as an epoch's last, has the factor of its own samples, but at least that of the base batch."""
+        """Begin a step of `total` samples, where `batch` is the present global batch. If it has fewer samples, such as
+        an epoch's last step, its factor is for `total`, but at least for the base batch."""
         self.stepping = self.stepped = False
         own = max(total, min(batch, self._base)) if total < batch else batch
         self._ratio, power = own / self._base, self.power(progress, own)

@@ -186,7 +186,7 @@ class NoiseScale:
 
     @property
     def samples(self) -> float | None:
-        """Noise scale in samples. Before the first measurement it is that of an earlier run, or None."""
+        """Noise scale in samples. Before the first measurement, the noise scale of an earlier run, or None."""
         if not self._windows:
             return self.known or None
         trace, square = self._means()

@@ -99,7 +99,7 @@ class Schedules:
         """True if the script is in the loop over batches."""
         self._wrapped: list[ProgressScheduler] = []
         self.differences: list[str] = []
-        """Messages about schedules that differ from those of the checkpoint."""
+        """Messages about schedules that differ from the checkpoint's."""
 
     def wrap(self, thing: Any, known: bool = False) -> Any:
         """Return a wrapper of a scheduler; any other object is returned as it is. An `AveragedModel` is changed in

@@ -105,12 +105,14 @@ def forget_groups(board: Board, before: int) -> None:
 
 
 def control_group(board: Board, name: str, rank: int, world: int, timeout_s: float = FORM_S) -> Any:
-    """Return a raw gloo group of ranks that meet by name. Collective. Raises RuntimeError after `timeout_s`."""
+    """Return a raw gloo group of the ranks that call this with the same name. Collective. Raises RuntimeError after
+    `timeout_s`."""
     return raw_group(board.store(name, timeout_s), rank, world, timeout_s)
 
 
 def raw_group(store: GroupStore, rank: int, world: int, timeout_s: float) -> Any:
-    """Return a raw gloo group of ranks that meet at a store. Raises `ProofError` if a rank is not of this job."""
+    """Return a raw gloo group of the ranks that use the same store. Raises `ProofError` if a rank is not of this
+    job."""
     group: Any = dist.ProcessGroupGloo(store, rank, world, timedelta(seconds=timeout_s))
     prove_pairwise(group, store.key(), rank, world, timeout_s)
     group.set_timeout(collective(os.environ))

@@ -79,13 +79,13 @@ BLOCK_EDGES = (
 """Table of transitions. In addition `lost` may follow any state not in `LAST`."""
 
 LAST = frozenset({_PARTING, _OVER, _LOST})
-"""Final states of a process: the block's next state is that of another process."""
+"""Final states of a process. The block continues in another process."""
 
 _STEPS = {state: {edge.after for edge in BLOCK_EDGES if edge.before is state} | {_LOST} for state in BlockState}
 
 
 class BlockMachine:
-    """State of one rank's block, with the carrier and the plan of its next change."""
+    """State of one rank's block, with the plan and the carrier (`Carrier`) of its next change."""
 
     def __init__(self, state: BlockState, carrier: Carrier) -> None:
         self.state = self.settled = state

@@ -1,7 +1,7 @@
 """Check of a node before its block joins. A node that hangs, is slow or has too little memory would delay all ranks.
 
 Each rank multiplies matrices, and the block's ranks all-reduce a tensor. The times are written to the job's folder, and
-compared with those of the job's other nodes. `devices.choice` checks the number of GPUs.
+compared with the times of the job's other nodes. `devices.choice` checks the number of GPUs.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ class Plan:
     members: tuple[Member, ...]
     """Blocks in rank order; the first leads."""
     order: int | None = None
-    """Number of the order that asked for this plan; None if no order did."""
+    """Number of the order that requested this plan; None if no order did."""
     batch: int = 0
     """Global batch in samples after the change; 0 keeps the present batch."""
     why: str = "order"

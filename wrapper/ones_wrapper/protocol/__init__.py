@@ -312,7 +312,7 @@ class Checkpoint:
     stall_s: float | None = None
     """Seconds for which training paused; less than `seconds` if the checkpoint was written in the background."""
     order: int | None = None
-    """Number of the order that asked for the checkpoint; None without one. After a drain the job now waits for its
+    """Number of the order that requested the checkpoint; None without one. After a drain the job now waits for its
     requeue."""
 
 
@@ -360,7 +360,7 @@ class Membership:
     """Seconds from the order until the last new block was ready to join, while training continued; 0 if no block
     joined."""
     order: int | None = None
-    """Number of the order that asked for the change; None if the job changed by itself, for example after a loss."""
+    """Number of the order that requested the change; None if the job changed by itself, for example after a loss."""
     why: str = ""
     """Cause of the change: `order`, `lost`, `leaving` (a block reached its time limit, or its owner cancelled it) or
     `first`."""
@@ -411,8 +411,8 @@ def _object(text: bytes | str, most: int = MAX_LINE) -> dict[str, Any]:
 def encode_report(number: int, time: float, report: Report) -> bytes:
     """Return one line of a report file. `number` counts lines from 1 in each run, `time` is the Unix time in seconds.
 
-    Fields that are None are left out, and so are numbers that readers reject, such as an infinite loss. With such a
-    number readers would reject the whole line.
+    Fields that are None are left out. So are numbers that readers reject, such as an infinite loss, because readers
+    would reject the whole line.
     """
     given = {name: value for name, value in vars(report).items() if value is not None}
     body = {name: value for name, value in given.items() if not isinstance(value, float) or abs(value) <= MAX_INT}

@@ -8,7 +8,7 @@ then follow the optimizer's rule (`ones_wrapper.gradients.learning_rate`). For l
 from __future__ import annotations
 
 OTHER, SILENT = "other", "none"
-"""Rule of an optimizer class without a rule of its own, and of a script that adapts its learning rate itself."""
+"""Rules for an optimizer class that has no rule, and for a script that adapts its learning rate itself."""
 MOST = 8
 """Largest `bound` for any noise scale, in base batches."""
 PARTS = {"sgd": 4.0, "adam": 2.0}

@@ -108,7 +108,7 @@ class OptIn:
     blocks: bool = False
     """True if the tasks of the job's array are blocks of one job."""
     size: int | None = None
-    """Number of GPUs that the owner asks for by hand, until the comment changes; None for no such wish."""
+    """Number of GPUs that the owner requests by hand, until the comment changes; None without a request."""
     fuse: str = ""
     """Name of the sweep whose jobs may be trained as one; empty if none."""
     deadline: Deadline | None = None

@@ -103,7 +103,7 @@ class Boundary:
         """Number of the order whose batch is used, and number of the last drain that was carried out."""
         self._skip, self._cost_s = 0, 0.0
         self._told = (0, 0)
-        """(number, batch) of the last order that this rank sent to the others."""
+        """(number, batch) of the last order that this rank's proposals contained."""
         self._quiet = Agreement(0, False, 0, 0, False, False, True)
         """Agreement for boundaries at which no rank has a request."""
 

@@ -65,9 +65,9 @@ class LocalBatch:
         """Return the largest number of samples in a pass, found by trials unless an earlier run has found it at this
         world size.
 
-        `together` is True if ranks wait for each other within a pass. Then a rank that runs out of memory raises its
-        error, since other ranks may never leave their pass, and all ranks start again. `trying` is the size at which
-        that happened. Raises MemoryError if one `unit` does not fit.
+        `together` is True if ranks wait for each other within a pass. Running out of memory then ends all ranks, since
+        other ranks may never leave their pass. The ranks start again, with `trying` as the size that failed. Raises
+        MemoryError if one `unit` does not fit.
         """
         group, device = self._group, self._device
         found = group.on_first(lambda: memory.look_up(self._directory, self._declared, device))

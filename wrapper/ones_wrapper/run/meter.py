@@ -91,7 +91,7 @@ class Meter:
             self.watch.start()
 
     def leave_out(self, seconds: float) -> None:
-        """Subtract these seconds from the present step's time, for example those of an evaluation within it."""
+        """Subtract these seconds from the present step's time, for example the time of an evaluation within it."""
         self._began += seconds
         if self.watch is not None:
             self.watch.leave_out(seconds)

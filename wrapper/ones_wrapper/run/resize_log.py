@@ -94,8 +94,8 @@ class ResizeLog:
         """(old shape, new shape, useful samples/s before) of a resize whose speed is still being measured."""
 
     def started(self, earlier: Before | None, shape: str, gain: float | None) -> None:
-        """Note the start of a run; the line is written after its first step. `gain` is the expected speed over that of
-        `earlier`."""
+        """Note the start of a run; the line is written after its first step. `gain` is the expected ratio of the new
+        speed to the speed of `earlier`."""
         if earlier is not None and earlier.shape != shape:
             self._starts = (earlier, shape, gain)
 
@@ -111,7 +111,7 @@ class ResizeLog:
             self._speak(old, new, step, pause_s, gain, before_it)
 
     def batch_changed(self) -> None:
-        """Drop the measured speed, because it is that of another batch."""
+        """Drop the measured speed, which belongs to another batch."""
         if self._waits is None:
             self._useful = self._seconds = 0.0
 

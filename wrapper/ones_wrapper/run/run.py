@@ -277,7 +277,7 @@ class Run:
 
     @property
     def finished_before(self) -> bool:
-        """True if the loaded checkpoint is that of a finished training. Not collective."""
+        """True if training was finished when the loaded checkpoint was written. Not collective."""
         epochs, progress = self.sizes.spec.epochs, self.progress
         over = 0 < epochs <= progress.epoch or progress.left == epochs
         return not self.begun and bool(self.keeping.loaded) and over

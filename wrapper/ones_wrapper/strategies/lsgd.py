@@ -144,8 +144,8 @@ def pull(buckets: list[list[torch.nn.Parameter]], leader: list[torch.Tensor], we
 
 
 def spread(flat: torch.Tensor, ranks: range, rank: int, source: int) -> None:
-    """Broadcast from `source` to `ranks` by messages between pairs, in a binomial tree. This needs no process group,
-    which would have to change with the ranks."""
+    """Broadcast from `source` to `ranks` by messages between pairs, in a binomial tree. No process group is needed,
+    which would have to be made again whenever the ranks change."""
     size = len(ranks)
     place = (rank - source) % size
     step = 1

@@ -149,7 +149,7 @@ class DecentLam(ApartStrategy):
     `topology` is `ring`, `grid`, `exponential`, `complete`, or a function from a number of ranks to the weights W
     [ranks, ranks]. W must be symmetric, doubly stochastic and connected. The optimizer must be `torch.optim.SGD` with
     this `momentum`. Raises ValueError for a topology that is directed or changes from step to step. The message names
-    the largest momentum at which it would be stable.
+    the largest momentum with which training would be stable.
     """
 
     topology: Topology = "ring"

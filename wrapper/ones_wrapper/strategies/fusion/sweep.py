@@ -78,7 +78,8 @@ class Sweep:
         return gone
 
     def alone(self) -> None:
-        """Train only the script's own member, because fusing is not faster. The other jobs then start by themselves."""
+        """Train only the script's own member, because fusing is not faster. The jobs of other members then start by
+        themselves."""
         for name in [one for one in self._trains if one != self._own]:
             self._drop(name)
         self.members, self._gone = {self._own: self.members[self._own]}, []

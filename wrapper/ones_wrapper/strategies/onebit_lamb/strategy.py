@@ -84,7 +84,7 @@ class OneBitLamb(Strategy):
         self._group: Group | None = None
         self._made: CompressedLamb | None = None
         self._told: bool | None = None
-        """True if the last reported limits are those after the warm-up, False if those of the warm-up; None before the
+        """True if the last reported limits apply after the warm-up, False if they apply to the warm-up; None before the
         first."""
 
     def optimizer(self, params: Any, **options: Any) -> CompressedLamb:

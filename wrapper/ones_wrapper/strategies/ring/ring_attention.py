@@ -54,11 +54,11 @@ class Arrangement:
         return torch.cat((early, torch.arange(last * half, (last + 1) * half, device=device)))
 
     def meeting(self, source: int) -> tuple[slice, slice, bool]:
-        """Return which of this rank's queries attend to which of rank `source`'s keys, as two slices, and True if a
+        """Return two slices: this rank's queries, and rank `source`'s keys to which they attend. Also return True if a
         causal mask is needed.
 
         For causal attention between different ranks, either all queries attend to the early half of the keys, or the
-        late queries to all keys. So the work is half that of a whole block.
+        late queries to all keys. So the work is half of a whole block's.
         """
         rank, everything = self.circle.rank, slice(0, self.tokens)
         if not self.causal or source == rank:

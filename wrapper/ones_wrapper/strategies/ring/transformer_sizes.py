@@ -51,8 +51,8 @@ class Transformer:
         return ((16 * self.width + 4) * length * self.element_bytes + scores) // ranks
 
     def sample_bytes(self, length: int, ranks: int, two_pass: bool = False) -> int:
-        """Return the bytes on a GPU for one sequence: activations of all layers, and for a language model those of its
-        last layers, tokens and targets. Memory that a layer needs only while it computes is left out."""
+        """Return the bytes on a GPU for one sequence: activations of all layers, and for a language model also the last
+        layers, tokens and targets. Memory that a layer needs only while it computes is left out."""
         kept = self.layers * self.layer_bytes(length, ranks, two_pass)
         if self.vocabulary:
             kept += length // ranks * ((self.vocabulary + 2 * self.width + 2) * self.element_bytes + 2 * 8)
