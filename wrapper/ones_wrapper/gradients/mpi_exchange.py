@@ -189,7 +189,7 @@ class MpiExchange(Exchange):
             self._requests[-1].Test()  # MPI goes on only while it is called
 
     def _forward_ended(self, outputs: object) -> None:
-        """Hook after a forward pass: complete the exchange at the end of the backward pass from these outputs, so that
+        """Hook after a forward pass: make the backward pass from these outputs end with a complete exchange, so that
         the script can clip gradients."""
         if self._part is None or not self._part.last:
             return

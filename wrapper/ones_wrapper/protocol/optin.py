@@ -84,8 +84,8 @@ class Deadline:
 
 
 class GuestQueue(NamedTuple):
-    """Queue for a job's further blocks, named by the job's owner. Only processes of the owner move jobs to it. An
-    operator's rights could reach queues that are closed to the owner."""
+    """Queue for a job's further blocks, named by the job's owner. Only processes of the owner move jobs to it, because
+    an operator may use queues that are closed to the owner."""
 
     kind: str
     """Either `partition` or `qos`."""

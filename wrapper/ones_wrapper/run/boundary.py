@@ -33,7 +33,8 @@ HELD_S = 30.0
 """Longest time in seconds for which requests are delayed, because a rank has gradients that its optimizer has not
 used."""
 _ASKS = 2**32
-"""Number that a rank with a request adds to the first integer of an agreement; larger than any n."""
+"""Number that a rank with a request adds to the first integer of an agreement (see the module). It is larger than all
+other values of that integer."""
 
 CHECKPOINT_DUE, COPY_DUE = 1, 2
 """Numbers of what is due without a request: a checkpoint, or a copy in the nodes' memory."""

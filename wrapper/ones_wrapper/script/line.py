@@ -1,4 +1,4 @@
-"""Frames of the script in a call stack: the line for messages, and how a loop was left."""
+"""The script's lines in a call stack, for messages, and the way in which a loop was left."""
 
 from __future__ import annotations
 

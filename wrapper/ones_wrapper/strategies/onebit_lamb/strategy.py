@@ -68,7 +68,7 @@ class OneBitLamb(Strategy):
         optimizer = lamb.optimizer(model.parameters(), lr=0.005, weight_decay=0.01)
 
     After the warm-up the global batch must not change, and `.grad` is this rank's own part of the gradient. If the
-    batch does change, by a requeue or because fewer GPUs hold less, a new warm-up begins.
+    batch does change, by a requeue or because fewer GPUs hold fewer samples, a new warm-up begins.
     """
 
     name = "onebit_lamb"
