@@ -43,7 +43,7 @@ places jobs in the schedule's order, on the emptiest nodes, as Pollux's study do
 IMMEDIATE = ClusterSettings(requeue_delay_s=0.0, ending_s=0.0, save=0.0, stop=0.0, launch=1.0, load=0.0)
 """Cluster settings in which only the start of a job takes time."""
 SETTLED_S = 120.0
-"""Seconds for which a job that is resized from memory (`Hot`) keeps its nodes before it may move to fewer nodes."""
+"""Seconds after a resize from memory (`Hot`) before the job may move to fewer nodes."""
 
 
 @dataclass

@@ -229,7 +229,7 @@ class SimulatedJob:
         return {name: self.resources._replace(gpus=count) for name, count in self.gpus.items()}
 
     def held(self, now: float) -> list[HeldGpus]:
-        """Return the GPUs that the job has held up to `now`, with the times."""
+        """Return the GPUs that the job has held up to `now`, with an entry for each span of time."""
         here = [HeldGpus(self.since, now, self.gpus, self.program.batch)] if self.gpus else []
         return [*self.allocations, *here]
 

@@ -24,7 +24,7 @@ class Event:
 
 
 class Timeline:
-    """Clock that jumps from event to event. A call returns the present time, so it can be passed as `clock`."""
+    """Clock that jumps from event to event. Calling it returns the present time."""
 
     def __init__(self, start: float = EPOCH) -> None:
         self.now = start

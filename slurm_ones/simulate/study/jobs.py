@@ -128,11 +128,8 @@ class StudyJobs:
 
 
 def _mine(names: Collection[str]) -> list[str]:
-    """Return the options of squeue and scancel for this user's jobs of these names.
-
-    They name the user, because squeue would otherwise use LOGNAME. If that were another user, no job would be found,
-    and all parts would be sent again.
-    """
+    """Return the options of squeue and scancel for this user's jobs of these names. They name the user, because squeue
+    would otherwise trust LOGNAME."""
     return [f"--user={pwd.getpwuid(os.geteuid()).pw_name}", f"--name={','.join(sorted(names))}"]
 
 

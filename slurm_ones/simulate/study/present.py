@@ -263,8 +263,7 @@ FAR = 2.0
 """Ratio of recorded to simulated mean wait, or its inverse, above which a trace counts as badly reproduced. `FAR_S`
 must be exceeded too."""
 FAR_S = 60.0
-"""Difference between recorded and simulated mean wait, in seconds, below which a trace never counts as badly
-reproduced."""
+"""Difference between recorded and simulated mean wait, in seconds, up to which a trace counts as well reproduced."""
 MOST_LISTED = 1000
 """Largest number of jobs whose applications the page lists."""
 RIGID = "stays rigid"

@@ -270,10 +270,7 @@ UP_TO_H: dict[Size, float] = {"small": 1.5, "medium": 12.0, "large": 60.0, "extr
 """Largest number of GPU-hours of a job of each size."""
 USEFUL = 0.5
 """Least efficiency with which an application must use the job's GPUs: its goodput per GPU, divided by the goodput of a
-single GPU.
-
-A job of lower efficiency would have requested too many GPUs. Its user could gain as much by requesting fewer as by
-elasticity.
+single GPU. A job of lower efficiency would have requested too many GPUs.
 """
 LEAST_S = 300.0
 """Shortest run time of an elastic job, in seconds. A shorter job would end before a resize pays off."""

@@ -286,8 +286,8 @@ class Submission:
 
 
 POWER = {"t4": 1.0, "rtx": 1.6, "v100": 2.0, "a100": 3.5}
-"""Compute speed of each kind of GPU, divided by that of the reference GPU. An application gains this factor to the
-power of its `USE`."""
+"""Compute speed of each kind of GPU, divided by that of the reference GPU. An application's speed is multiplied by this
+factor to the power of its `USE`."""
 USE = {
     "recommender": 0.1,
     "lstm-wikitext2": 0.3,
@@ -360,9 +360,9 @@ class Requeue:
 class Hot:
     """Resize from memory: blocks join and leave while the job trains.
 
-    A new block starts while the others train. Then training pauses while the new block is sent the state. Training also
-    pauses briefly when blocks leave. The defaults were measured with real jobs on a real Slurm, with gloo and without
-    GPUs (docs/benchmarks/resizes.md).
+    A new block starts while all other blocks train. Then training pauses while the new block is sent the state.
+    Training also pauses briefly when blocks leave. The defaults were measured with real jobs on a real Slurm, with gloo
+    and without GPUs (docs/benchmarks/resizes.md).
     """
 
     pause_s: float = 0.3
@@ -377,8 +377,8 @@ class Hot:
     recover_s: float = 5.0
     """Seconds from the loss of a block until the remaining blocks train again."""
     terms: bool = False
-    """True if each change restarts training from a checkpoint, in a new term. Jobs report this. The other costs must be
-    those of such changes."""
+    """True if each change restarts training from a checkpoint, in a new term. Then all costs here must be those of such
+    a change."""
 
     def __post_init__(self) -> None:
         for name in ("pause_s", "shrink_pause_s", "launch_s", "recover_s"):

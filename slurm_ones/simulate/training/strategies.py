@@ -89,10 +89,8 @@ class TrainedBy:
         return ring / self.period / (self.packed if self.frozen(share) else 1.0)
 
     def limits(self, most_gpus: int, local: int, share: float = 0.0) -> StrategyLimits:
-        """Return the limits that the job reports after this `share` of its training, for up to `most_gpus` GPUs.
-
-        Their bytes per sample are those of a pass with `local` samples.
-        """
+        """Return the limits that the job reports after this `share` of its training, for up to `most_gpus` GPUs, with
+        bytes per sample for passes of `local` samples."""
         sizes = range(self.degree, min(most_gpus, MOST_ROWS * self.degree) + 1, self.degree)
         rows = tuple(self._row(gpus, local, share) for gpus in sizes)
         frozen = self.frozen(share)

@@ -116,8 +116,8 @@ class Training:
         self.members: tuple[int, ...] = ()
         """Task numbers of the blocks that train together, in rank order. The first is the leader."""
         self._gone: tuple[int, frozenset[int]] = 0, frozenset()
-        """Number of the current order, and tasks that ended after it. The job does not wait for these tasks unless they
-        start again."""
+        """Number of the current order, and tasks that ended after it, for which the job does not wait unless they start
+        again."""
         self.speeds: Mapping[str, float] = {}
         """Relative speeds of the slow nodes, by name."""
         self.kinds: Mapping[str, str] = {}
@@ -272,10 +272,7 @@ class Training:
 
     def _named(self, task: int) -> bool | None:
         """Return True if the current order names this block, False if it names only other blocks, and None if it names
-        none.
-
-        While others train, only a named block may launch. A ready block exits if it is not named and others are.
-        """
+        none."""
         order = self._believed()
         return None if order is None or order.blocks is None else task in order.blocks
 
@@ -381,7 +378,7 @@ class Training:
     # -- blocks that are lost ------------------------------------------------------------------------------------
 
     def _lose(self, task: int, *, killed: bool) -> None:
-        """Handle the loss of a member. The remaining members, if any, continue from memory."""
+        """Handle the loss of a member; the remaining members, if any, continue from memory."""
         self._count_until_now()
         self.members = tuple(member for member in self.members if member != task)
         if not self.members:
@@ -417,7 +414,7 @@ class Training:
 
     def _recover(self) -> None:
         """Write a checkpoint from memory, unless the disk fails. Then one block begins a term from the last checkpoint,
-        and the others join it."""
+        and all others join it."""
         assert self.hot is not None and self.files is not None
         if self.phase is not Phase.RECOVERING:
             with suppress(OSError):
@@ -757,9 +754,8 @@ def next_members(
 ) -> tuple[int, ...] | None:
     """Return the members after the next change, in rank order; None if no change is due yet.
 
-    Members that stay come first, then blocks that join. The change waits until all `wanted` blocks are ready, but at
-    most `PATIENCE_S` seconds from the first ready one on. Until then no member leaves. If no order names blocks, all
-    ready blocks join.
+    Members that stay come first, then blocks that join. The change waits until all `wanted` blocks are ready, at most
+    `PATIENCE_S` seconds after the first of them is. If no order names blocks, all ready blocks join.
     """
     if wanted is None:
         wanted = sorted({*blocks, *members})

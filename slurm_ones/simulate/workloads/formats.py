@@ -187,7 +187,7 @@ TABLES: Mapping[tuple[str, ...], Callable[[Path], Trace]] = {
 
 CHUNK = 1 << 16
 LONGEST_JOB = 4 << 20
-"""Largest number of characters of one job. A job with a thousand attempts on a hundred nodes has fewer."""
+"""Largest number of characters of one job, enough for a thousand attempts on a hundred nodes."""
 
 
 def read_philly(path: Path) -> Trace:

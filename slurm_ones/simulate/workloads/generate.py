@@ -22,8 +22,8 @@ Arrivals = Literal["poisson", "uniform", "diurnal"]
 
 
 def submission_times(how: Arrivals, jobs: int, window_s: float, rng: np.random.Generator) -> Floats:
-    """Return the submission times of `jobs` jobs in seconds, ascending. All are below `window_s`; with "uniform" gaps,
-    only on average."""
+    """Return the submission times of `jobs` jobs in seconds, ascending and below `window_s` (with "uniform" gaps, only
+    on average)."""
     if how == "uniform":
         gaps = rng.uniform(0.0, 2.0 * window_s / jobs, jobs)
         return np.asarray(np.cumsum(gaps), dtype=np.float64)
@@ -137,8 +137,7 @@ time."""
 OFFERED = 2.3
 """GPU-hours that jobs request, divided by the cluster's GPU-hours up to the last submission, at load 1.
 
-The value is that of Pollux's default study, which submits 160 jobs within eight hours on 64 GPUs. Its largest jobs end
-long after that.
+It is that of Pollux's default study, which submits 160 jobs within eight hours on 64 GPUs.
 """
 VARIANTS = 4
 """Largest number of applications that a workload makes from one kind, each with other random factors."""

@@ -122,7 +122,7 @@ def smallest_rotation(placement: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _packed(nodes: int, gpus: int, per_node: int) -> tuple[int, ...]:
-    """Return GPUs on each node: at least one on each, the others on the first nodes."""
+    """Return GPUs on each node: one on each, and all further GPUs on the first nodes."""
     counts = [1] * nodes
     left = gpus - nodes
     for i in range(nodes):
