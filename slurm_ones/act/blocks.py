@@ -275,7 +275,7 @@ def _opening(machine: Machine, resize: ResizeRecord, array: WholeJob) -> ResizeR
 
 
 def _lacks_base(machine: Machine, resize: ResizeRecord, array: WholeJob) -> Reason | None:
-    """Return a reason if a base block that a joining guest would replace has ended since the plan; else None."""
+    """Return a reason if a joining guest would replace a base block that has ended since the plan; else None."""
     known = machine.store.jobs([array.job_id]).get(array.job_id) if resize.guests else None
     if known is None:
         return None

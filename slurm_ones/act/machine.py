@@ -129,8 +129,8 @@ class Machine:
         return 0.0 <= now - self._requeued.setdefault(resize.id, now) < self.settings.settle_s
 
     def drained(self, resize: ResizeRecord, job: WholeJob) -> float | None:
-        """Return the time at which the job reported the checkpoint of the resize's drain order; None before that. By
-        the job's own clock, but not before the resize began."""
+        """Return the time at which the job reported the checkpoint of the resize's drain order; None before that. The
+        job's clock may be behind, so the time is at least the resize's begin."""
         found = self.reports.drained(job, resize.restart, resize.order_number or 0)
         return None if found is None else max(found, min(resize.started, self.clock()))
 

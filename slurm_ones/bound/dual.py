@@ -107,8 +107,8 @@ class Costs:
     def _used(self, chosen: Sequence[tuple[Ints, Ints]]) -> Floats:
         """Return (I,) the GPU-seconds that the jobs take in each interval.
 
-        `chosen` has two index arrays (G,) for each part of the training: the size of a job that reaches the part at a
-        moment, and the moment at which it starts the part.
+        `chosen` has two index arrays (G,) for each part of the training. For a job that reaches the part at a given
+        moment, they hold its size, and the moment at which it starts the part.
         """
         there, starts, ends, gpus = self._begin, [], [], []
         for way, (column, until) in zip(self._ways, chosen, strict=True):

@@ -54,7 +54,8 @@ class Terms:
         self._blocks: dict[tuple[int, int, int], BlockRecord] | None = None
         """Block records of the last tick, by job, task and restart."""
         self._no_more: dict[int, bool] = {}
-        """True for an array that was one job of blocks and whose tasks now opt in as separate jobs, by array id."""
+        """Dict from array id to True if the array was one job of blocks, although its tasks now opt in as separate
+        jobs."""
         self.problems: dict[int, str] = {}
         """Problem with each job's reported term, in words, by job id."""
 
@@ -93,7 +94,7 @@ class Terms:
         return {array for array, was in self._no_more.items() if was}
 
     def stored(self, records: Mapping[int, JobRecord]) -> None:
-        """Remember the stored records of jobs of blocks among these."""
+        """Remember these records as last stored, if they are of jobs of blocks."""
         for array, record in records.items():
             if array in self._known:
                 self._known[array] = record

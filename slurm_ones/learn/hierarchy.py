@@ -368,7 +368,7 @@ SITE, SCRIPT, OWN = 0.7, 0.35, 0.1
 """Standard deviations of the log of a speed factor between two kinds of GPU: at the site before any measurement, of a
 script around the site, of a job around its script."""
 COMPARED = 0.1
-"""Standard deviation of the log ratio of two compared speeds that comes from different sizes, nodes and hours."""
+"""Standard deviation that different sizes, nodes and hours add to the log ratio of two compared speeds."""
 
 
 class Ratio(NamedTuple):

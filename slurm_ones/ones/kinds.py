@@ -26,8 +26,8 @@ from slurm_ones.policy.ledger import free_of_kind
 from slurm_ones.policy.tables import Tables, side_by_side
 
 SWEEPS, HALVINGS = 4, 18
-"""Largest number of sweeps over the kinds, each sets the price of one kind after another. Number of bisections that
-find one price."""
+"""Largest number of sweeps; each sets the price of one kind of GPU after another. Number of bisections that find one
+price."""
 STEPS = 100
 """Largest number of steps and trades by which one solution is improved."""
 OFFERS = 6
@@ -207,7 +207,7 @@ class _Wanted:
 
 
 class ByKind:
-    """Search over several kinds of GPU, with one search for each kind and each kind's price relative to the first."""
+    """Search over several kinds of GPU: one search for each kind, with prices relative to the first kind."""
 
     def __init__(self, search: Search) -> None:
         """Create the search. `search` computes the worth over all kinds; the searches within a kind have its
@@ -293,8 +293,8 @@ class ByKind:
         return dict(zip(cluster.kinds, _relative_speeds(tables, len(cluster.kinds)).tolist(), strict=True))
 
     def _learn(self, cluster: ClusterView, prices: Floats) -> None:
-        """Move the relative price of each kind half way, in logarithms, to that in `prices`; no change if a
-        price is 0."""
+        """Move the relative price of each kind half way, in logarithms, to the ratio of `prices`; no change if a price
+        is 0."""
         if (prices <= 0).any():
             return
         ratio = np.clip(prices / prices[0], 1.0 / DEAREST, DEAREST)

@@ -74,7 +74,7 @@ def has_left(job: SlurmJob) -> bool:
 
 
 def training(elastic: Elastic, history: JobHistory | None) -> tuple[RunningBlock, ...]:
-    """Return the running blocks: the leader first, then the others from the oldest to the youngest."""
+    """Return the running blocks: the leader first, then all others from the oldest to the youngest."""
     leader = next(iter(members_of(history)), -1)
     running = sorted(
         elastic.job.running_blocks,
@@ -90,12 +90,11 @@ def starting(elastic: Elastic) -> int:
 
 
 def spare(elastic: Elastic, ours: Collection[int], members: Collection[int], now: float) -> tuple[int, ...]:
-    """Return the tasks that may join the training, best first: waiting tasks, then those that left less than
+    """Return the tasks that may join the training, best first: waiting tasks, then tasks whose block left less than
     `REUSED_WITHIN_S` ago.
 
-    A held task counts only if the companion holds it (`ours`), and not its owner or an operator. A waiting task without
-    a hold does not count if it is one of `members`, the tasks that trained together last: Slurm starts it again by
-    itself.
+    A held task counts only if the companion holds it (`ours`). A waiting task without a hold does not count if it
+    trained last (`members`), since Slurm starts it again by itself.
     """
     waiting = [
         task_of(job)

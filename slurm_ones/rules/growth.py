@@ -5,9 +5,9 @@ account or QOS. Then no job grows in any partition where the pending job could s
 youngest growth first, until the pending job has room. A job of blocks drops blocks; a plain job goes back to its
 requested size by one requeue.
 
-If free resources and all growth together do not suffice for a pending job, no growth is given back for it. During a
-requeue, Slurm may start such a job on any GPUs of the requeued one. So a plain job that could lose requested GPUs gives
-nothing back. The next tick decides again.
+If free resources and all growth together do not suffice for a pending job, no growth is given back for it. Slurm might
+start such a job on requested GPUs of a plain job, which are all free during its requeue. So a plain job that could lose
+requested GPUs gives nothing back. The next tick decides again.
 
 Guests (blocks in a queue that Slurm preempts, `[guests]`) count as free and may grow, since Slurm preempts them itself.
 If a pending job has waited for long, Slurm evidently does not preempt them for it. Then guests are given back too, and

@@ -278,8 +278,7 @@ def loss_s(known: JobModel, grace_s: float) -> float:
 
 
 def resized_enough(job: WholeJob, history: JobHistory | None, limits: LimitSettings, now: float) -> Reason | None:
-    """Return the reason why the running job is not resized: resizes have interrupted it as often as the site allows.
-    None if not."""
+    """Return a reason if resizes have interrupted the running job as often as the site allows, else None."""
     if history is None or not job.running:
         return None
     most, hourly = limits.resizes_per_job, limits.resizes_per_hour

@@ -89,8 +89,8 @@ class ResizePlan:
     deferred: frozenset[int] = frozenset()
     """Ids of waiting jobs that must not start now."""
     queued: frozenset[int] = frozenset()
-    """Ids of waiting jobs whose resize waits because too many resizes are open. A deferred one stays deferred until its
-    resize begins."""
+    """Ids of waiting jobs whose resize waits because too many resizes are open. Deferred jobs among them stay deferred
+    until their resize begins."""
 
 
 class GpuPool:
@@ -121,8 +121,8 @@ class GpuPool:
 
     def set_aside(self, waiting: Sequence[WaitingStart]) -> set[int]:
         """Keep GPUs, free now or soon, for jobs that are about to start: first for jobs that earlier ticks reshaped,
-        then for `waiting`. Return the ids of those that find too few GPUs; no ids if a requeue is open, which may free
-        enough."""
+        then for `waiting`. Return the ids of the jobs that find too few GPUs; no ids if a requeue is open, which may
+        free enough."""
         after = self.free.trial()
         after.give(self._given)
         without = {

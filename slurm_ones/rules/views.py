@@ -354,8 +354,8 @@ def with_sizes(
     maps job ids to these numbers.
 
     The policy does not decide about such a job. It gets its size as soon as enough GPUs are free, within the site's
-    limits and on one kind of GPU, and keeps it. A running job is shown as fixed, with its new or still its present
-    GPUs. A waiting job may start only at this size. Jobs that were submitted earlier are served first.
+    limits and on one kind of GPU, and keeps it. A running job is shown as fixed, at its new size if that is free now. A
+    waiting job may start only at this size. Jobs that were submitted earlier are served first.
     """
     found = {job.job_id: job for job in jobs}
     use = CapUse(caps, {job.job_id: job.shape.gpus for job in jobs if job.shape is not None})

@@ -190,9 +190,9 @@ class Metrics:
         self._expected: dict[int, _Expected] = {}
         self._due: list[tuple[ResizeRecord, Who]] = []
         self._shown: set[tuple[str, ...]] = set()
-        """Names and labels of series with a reason, which Prometheus may have read already."""
+        """Names and labels of series labelled by a reason, which Prometheus may have read already."""
         self._later: list[tuple[tuple[str, ...], Total]] = []
-        """Series with a reason that show 0 until the next tick increases them, once for each entry."""
+        """Series labelled by a reason that show 0 now, and are increased at the next tick, once for each entry."""
         self._present = _Present(clock)
         self.registry.register(self._present)
         self._figures: dict[str, Any] = {}

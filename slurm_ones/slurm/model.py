@@ -73,7 +73,8 @@ ENDED = frozenset(JobState) - {JobState.PENDING, JobState.RUNNING, JobState.SUSP
 
 @dataclass(frozen=True)
 class SlurmJob:
-    """One job of the queue. A field annotated with a `Field` is read from Slurm; `parse.job_of` derives the others.
+    """One job of the queue. A field annotated with a `Field` is read from Slurm; `parse.job_of` derives all other
+    fields.
 
     Users write the text fields: do not pass them to a terminal or into SQL as they are.
     """
