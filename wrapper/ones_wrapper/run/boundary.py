@@ -37,7 +37,7 @@ _ASKS = 2**32
 other values of that integer."""
 
 CHECKPOINT_DUE, COPY_DUE = 1, 2
-"""Numbers of what is due without a request: a checkpoint, or a copy in the nodes' memory."""
+"""Values of `due`: a checkpoint, or a copy in the nodes' memory, is due without a request."""
 
 BY_SIGNAL, BY_OWNER = 1, 2
 """Causes of a stop. A stop by the owner is permanent, and so has the higher number."""
@@ -129,8 +129,8 @@ class Boundary:
 
         All ranks call this at every step boundary, after they have acted on the last agreement. The all-reduce runs
         during the next step, so that no rank waits. If steps are short, some calls do nothing. `step_s` is the length
-        of a step in seconds. Only rank 0's `due` and `measure` count: a number of what is due or 0, and True if
-        measurements of the gradient noise are to be added up.
+        of a step in seconds. Only rank 0's `due` and `measure` count. `due` is `CHECKPOINT_DUE`, `COPY_DUE` or 0.
+        `measure` is True if measurements of the gradient noise are to be added up.
         """
         if self._skip > 0:
             self._skip -= 1

@@ -44,11 +44,11 @@ class Keeping:
         self.copy_steps = 0
         """Steps between two copies in the nodes' memory; 0 for none."""
         self._copied = 0
-        """Step of the last copy, or of the checkpoint that is newer."""
+        """Step of the newest copy in the nodes' memory, or of a newer checkpoint."""
         self._copying = False
         """True if the background thread writes a copy."""
         self._said: set[bool] = set()
-        """Results of copies that were reported, each at its first time: True if the copy is complete."""
+        """Results of copies (True for a complete one) that the log has; each is logged once."""
         self.load_s = 0.0
         self.writing = False
         self._saved: TrainingProgress | None = None
@@ -80,8 +80,8 @@ class Keeping:
                 self._checkpoints.load(replace(self.state, own={}))
 
     def due(self) -> int:
-        """Return the number of what is due (`boundary`); 0 for nothing. Not collective: rank 0 decides. No copy is
-        due before the disk has what this run began from."""
+        """Return `CHECKPOINT_DUE` or `COPY_DUE`; 0 if nothing is due. No copy is due until the loaded checkpoint is
+        durable. Not collective: rank 0 decides."""
         every_s, progress = self._settings.checkpoint_every_s, self._progress
         if every_s is None:
             rate = failure_rate(progress.failures, progress.trained_s, self._group.nodes)
@@ -139,8 +139,8 @@ class Keeping:
                 self._saved_at = time.monotonic()
 
     def copy(self) -> None:
-        """Begin to write a checkpoint into the nodes' memory in the background, each file on two nodes. It is not
-        durable, and counts after a loss only."""
+        """Begin a checkpoint in the nodes' memory in the background, with each file on two nodes. It is not durable,
+        and is used only after a loss."""
         assert self.state is not None
         with self._loop.exchanges.published():
             self._checkpoints.begin(self.state, self._progress, node_memory.own_folder())
