@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 SURE_S = 10.0
 """Seconds from the end of a job's last block until the job counts as over, since Slurm may requeue the block first."""
 ENDS = frozenset({"finished", "stopped", "error"})
-"""Reasons in a job's last report (`protocol.Bye`) by which the job is over."""
+"""Reasons in a job's last report (`protocol.Bye`) after which the job is over."""
 NO_TASKS: Mapping[int, Collection[int]] = {}
 APART_S = 300.0
 """Seconds for which a running block may train apart from its job's other blocks; then it is ordered to end."""
@@ -95,7 +95,7 @@ class Leftovers:
     _seen_over: dict[int, float] = field(default_factory=dict)
     """Time at which each job was first found to be over, by job id."""
     _gone_on: dict[int, int] = field(default_factory=dict)
-    """Step at which the last membership began, by job id, when a held task was last released to train on (see
+    """Step at which the job's last membership had begun when a held task was last released to train on, by job id (see
     `cancel_waiting`)."""
     _apart: dict[tuple[int, int, int], float] = field(default_factory=dict)
     """Time at which each block was first found to train apart, by job id, task and restart."""

@@ -182,9 +182,9 @@ def _home(machine: Machine, array: WholeJob) -> Queue:
 
 
 def _limit_s(job: SlurmJob, own: Queue, most_s: float, wait_s: float) -> float:
-    """Return a guest's time limit, in seconds; 0 for none. It is that of the base blocks, or if a reservation begins
-    earlier, `wait_s` less than `most_s`, the time until then. The guest's present limit stays if it is close to that.
-    """
+    """Return a guest's time limit, in seconds; 0 for none. It is the base blocks' limit if that is at most `most_s`,
+    the time until a reservation. Otherwise it is `most_s` less `wait_s`, so that the guest may wait. A present limit
+    close to that stays."""
     wanted = own.time_limit_s or math.inf
     if wanted <= most_s:
         return 0.0 if math.isinf(wanted) else wanted
@@ -288,7 +288,8 @@ def _lacks_base(machine: Machine, resize: ResizeRecord, array: WholeJob) -> Reas
 
 def _order_blocks(machine: Machine, resize: ResizeRecord, array: WholeJob) -> Reason | None:
     """Write the order to train with the new blocks, unless it is written already. Return the reason if it cannot be
-    written, else None. It precedes the blocks' release, because a block reads at its start whether it is to join."""
+    written, else None. The order must precede the blocks' release, because a block reads at its start whether it is to
+    join."""
     if machine.orders.last_number(array) >= (resize.order_number or 0):
         return None
     seen = _newest(machine, array)

@@ -39,7 +39,7 @@ LOOKED_AT = 4 * MOST
 """Largest number of jobs about which Slurm is queried for one answer; the oldest are taken."""
 QUOTES = "\"'\\"
 LONGEST = MAX_LINE // 2
-"""Largest number of characters in these jobs' arguments together, which must fit one order."""
+"""Largest number of characters in the arguments of all jobs that one carrier trains, since they must fit one order."""
 
 
 @dataclass(frozen=True)

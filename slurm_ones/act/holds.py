@@ -95,7 +95,7 @@ class HeldTasks:
 
     def take_back(self, job_id: int, job: SlurmJob) -> bool:
         """Store that the companion holds a task again because Slurm forgot its start, and return True. Return False if
-        Slurm did not, if the companion never held the task, or if the task was released since."""
+        Slurm did not forget it, if the companion never held the task, or if the task was released since."""
         task = task_of(job)
         of_task = [one for one in self._by_blocks(job_id) if task in one.let_go or task in ever_held_by_us([one])]
         if not of_task or task in of_task[-1].let_go or not forgot_start(self._store, job_id, job):
@@ -111,8 +111,7 @@ class HeldTasks:
 
 
 def in_our_hold(job: SlurmJob, resize: ResizeRecord) -> bool:
-    """Tell whether the job waits in the hold into which this resize requeued it, by its restart count and pending
-    reason."""
+    """Tell by restart count and pending reason whether the job waits in the hold into which this resize requeued it."""
     return job.pending and not job.completing and job.requeue_held and job.restart == resize.restart + 1 > 0
 
 
@@ -128,7 +127,7 @@ def forgot_start(store: Store, job_id: int, job: SlurmJob) -> bool:
 
 
 def forgot_end(client: SlurmClient, store: Store, job_id: int, job: SlurmJob) -> bool:
-    """Tell whether Slurm may have forgotten the end of a running block: memberships without it were reported, and
+    """Tell whether Slurm may have forgotten the end of a running block: the job reported memberships without it, and
     slurmctld restarted shortly after the first of these."""
     told = store.memberships(job_id)
     last = next((number for number, one in enumerate(told) if _trains(job, one)), 0)
@@ -145,8 +144,8 @@ def _trains(job: SlurmJob, told: MembershipRecord) -> bool:
 
 
 def forgotten(client: SlurmClient, then: float, up: float = math.inf) -> bool:
-    """Tell whether slurmctld restarted after the time `then` and may have forgotten an event of that time: it was seen
-    `up`, or else restarted, at most `FORGOTTEN_S` later."""
+    """Tell whether slurmctld restarted after the time `then` and may have forgotten an event of that time. Events are
+    forgotten up to `FORGOTTEN_S` before slurmctld was last seen `up`, or before its restart if that is unknown."""
     began = _began(client)
     return then < began and min(began, up) - then <= FORGOTTEN_S
 

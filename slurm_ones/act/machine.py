@@ -92,8 +92,8 @@ class Machine:
     # -- when an action is due, and when it is too late ----------------------------------------------------------------
 
     def due(self, resize: ResizeRecord, *, once: bool = False) -> bool:
-        """Tell whether the action of this state is to be done now: at the first call, and unless `once` again after
-        `ASK_AGAIN_S`."""
+        """Tell whether the action of this state is to be done now: at the first call, and every `ASK_AGAIN_S` after it.
+        With `once` it is done only at the first call."""
         key = (resize.id, Stage.of(resize))
         asked = self._asked.get(key)
         # A clock that was set back must not delay the action.

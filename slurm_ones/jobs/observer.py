@@ -69,7 +69,7 @@ class Observer:
         self._nodes: dict[str, NodeRecord] = {}
         self._other_gpus: int | None = None
         self._counted: dict[int, bool] = {}
-        """True for a job that was submitted with a task count, by job id, for jobs whose details were read."""
+        """True if a job was submitted with a task count, by job id. Only jobs whose details were read have an entry."""
         self._specs: dict[tuple[int, int], Spec] = {}
         """Spec of each run as last stored, by job id and restart."""
         self._measured: dict[tuple[int, int], Measured] = {}
@@ -347,7 +347,7 @@ def node_record(node: Node) -> NodeRecord:
 
 def run_record(elastic: Elastic, before: RunRecord | None = None, kinds: Mapping[str, str] | None = None) -> RunRecord:
     """Return the record of the job's present run; a run of a job of blocks is one term. `before` is the job's last
-    record. The GPU kind is the one that the job asked for, or else its nodes' by `kinds`."""
+    record. The GPU kind is the one that the job asked for, or else the kind of its nodes (`kinds`)."""
     job, shape = elastic.job, elastic.shape
     same = before if before is not None and before.restart == job.restart else None
     kind, start = kind_of(job.node_list, kinds or {}), job.start_time or None

@@ -231,8 +231,8 @@ def _check_membership(report: Membership, job: WholeJob) -> None:
 def _lines(
     data: bytes, job: WholeJob, restart: int, after: int, now: float, most: int, others: int
 ) -> tuple[list[ReportLine], int, int, str]:
-    """Return the good lines in `data`, the number of bytes used, the last report's number, and the other lines'
-    faults."""
+    """Return the good lines in `data`, the number of bytes used, the last report's number, and the faults of
+    bad lines."""
     end = data.rfind(b"\n") + 1
     if not end:
         # A line longer than MAX_BYTES would be waited for for ever, so it is skipped.

@@ -57,7 +57,7 @@ from slurm_ones.policy.contract import EfficiencyModel, Progress, ThroughputMode
 NOWHERE = GroupPath(None, None, "")
 """Place in the tree of a job that has reported nothing."""
 AROUND = {False: CAUTIOUS, True: WIRED}
-"""Prior before any measurement, by whether the bytes that a job sends are known."""
+"""Prior before any measurement. The key is True for jobs whose sent bytes are known."""
 PEERS = 3
 """Fewest finished jobs of other users with the same spec from which a bound on a job's speed is derived."""
 RESIZE_S = 30.0

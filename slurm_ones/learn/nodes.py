@@ -133,8 +133,8 @@ def _runs(histories: Iterable[JobHistory], now: float) -> list[_Run]:
 def _noise_of(alike: Iterable[Sequence[_Run]]) -> dict[str, float]:
     """Return, for each owner, the standard deviation of log speed between comparable runs; at least `COMPARED`.
 
-    The lower quartile of pairwise differences (as in Rousseeuw and Croux, JASA 1993) gives it, which slow nodes hardly
-    affect.
+    It is computed from the lower quartile of pairwise differences (as in Rousseeuw and Croux, JASA 1993), which slow
+    nodes hardly affect.
     """
     apart: dict[str, list[float]] = defaultdict(list)
     for runs in alike:
@@ -146,7 +146,8 @@ def _noise_of(alike: Iterable[Sequence[_Run]]) -> dict[str, float]:
 
 
 def _compared(runs: Sequence[_Run], noise: Mapping[str, float]) -> list[_Comparison]:
-    """Return, for each node and voter, the comparison of these comparable runs on the node with those elsewhere."""
+    """Return, for each node and voter, the comparison of runs on the node with runs elsewhere. All `runs` are
+    comparable."""
     found = []
     each = noise.get(runs[0].owner, COMPARED) ** 2 if runs else 0.0
     for name in sorted(frozenset(name for run in runs for name in run.names)):

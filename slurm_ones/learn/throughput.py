@@ -187,8 +187,7 @@ class MeasuredThroughput:
         return self._alone.throughput(*_as_row(nodes, gpus, batches)).reshape(np.shape(gpus))
 
     def uncertainty(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
-        """Return the standard deviation of `throughput` divided by `throughput`, as far as it comes from parameters and
-        misfit."""
+        """Return the relative standard deviation of `throughput` that comes from parameters and misfit."""
         return self._alone.uncertainty(*_as_row(nodes, gpus, batches)).reshape(np.shape(gpus))
 
     def plausible(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:

@@ -89,8 +89,8 @@ def _wanted(worth: Floats, used: Ints, prices: Floats) -> Ints:
 
 
 def _fitted(worth: Floats, used: Ints, gpus: Ints, prices: Floats, current: Ints) -> Ints | None:
-    """Return for each job the column of highest worth less price that still fits. Running jobs choose first, then the
-    jobs that lose most by waiting. Return None if a running job would get no GPUs."""
+    """Return for each job the column with the highest worth minus price, out of the columns that still fit. Running
+    jobs choose first, then the jobs that lose most by waiting. Return None if a running job would get no GPUs."""
     left = gpus.copy()
     net = worth - used @ prices
     order = np.lexsort((-(net.max(axis=1) - np.maximum(net[:, 0], -1e300)), current == 0))

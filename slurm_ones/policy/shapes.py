@@ -48,9 +48,10 @@ def nodes_of(cluster: ClusterView, gpus: int) -> int:
 def valid_counts(cluster: ClusterView, low: int = 1, high: int | None = None) -> tuple[int, ...]:
     """Return the GPU counts in [low, high] that a data-parallel job may have on this cluster, ascending.
 
-    Up to a node these are powers of two, above it whole nodes: every number up to `EVERY_COUNT`, then each `GROWTH`
-    times the last, and all nodes. The counts do not depend on which nodes are free. A cluster that is not uniform has
-    every count up to `EVERY_COUNT` nodes. With several kinds of GPU, the counts of all kinds are joined.
+    Up to a node these are powers of two, above it whole nodes. All numbers of nodes up to `EVERY_COUNT` are included,
+    then numbers that grow by the factor `GROWTH`, and the number of all nodes. The counts do not depend on which nodes
+    are free. A cluster that is not uniform has every count up to `EVERY_COUNT` nodes. With several kinds of GPU, the
+    counts of all kinds are joined.
     """
     if len(cluster.kinds) > 1:
         each = [valid_counts(cluster.of_kind(kind), low, high) for kind in cluster.kinds]

@@ -2,8 +2,8 @@
 size.
 
 A running block keeps its shape. So a job grows by blocks that join and shrinks by blocks that leave, all between the
-same two training steps. If no subset of its blocks has the wanted size, new blocks replace some or all of them. These
-need free GPUs, since old blocks leave only when new ones join.
+same two training steps. If no subset of its blocks has the wanted size, new blocks replace some or all of them. New
+blocks need free GPUs, since old blocks leave only when new ones join.
 
 Base blocks are ordinary jobs. Guests are blocks beyond the GPUs that the user asked for; Slurm preempts them for other
 jobs.

@@ -115,8 +115,8 @@ class CapUse:
         self.count(job_id, max(gpus, self._have.get(job_id, 0)))
 
     def hindering(self, job_id: int, gpus: int, due: int) -> Cap | None:
-        """Return the first cap that `gpus` GPUs of this job would exceed, with all other jobs as counted; None without
-        one. Up to `due` GPUs only strict caps count."""
+        """Return the first cap that would be exceeded if this job had `gpus` GPUs; None without one. Up to `due` GPUs
+        only strict caps count."""
         more = gpus - self._have.get(job_id, 0)
         for place in self._of.get(job_id, ()):
             cap = self._caps[place]
@@ -126,8 +126,8 @@ class CapUse:
 
 
 def entitled(job: JobView) -> int:
-    """Return the GPUs that the job may have even beyond its caps, except strict ones: its request, or its present GPUs
-    if they are more."""
+    """Return the GPUs that the job may have even if its caps, strict ones excepted, are lower: its request, or its
+    present GPUs if they are more."""
     return max(job.requested, job.shape.gpus if job.shape is not None else 0)
 
 

@@ -269,8 +269,8 @@ def grows_at(preempted: Sequence[float], rest_s: float) -> float:
 
 
 def loss_s(known: JobModel, grace_s: float) -> float:
-    """Return the seconds of training that a job of blocks loses when a guest is preempted. This is the pause in which
-    blocks leave, or of a restart if each change restarts from a checkpoint. If the grace time is too short for a new
+    """Return the seconds of training that a job of blocks loses when a guest is preempted: the pause when blocks leave.
+    If each change restarts from a checkpoint, it is the pause of a restart. If the grace time is too short for a new
     checkpoint, the expected work since the last one is added."""
     if known.shrink_s is not None:
         return known.shrink_s

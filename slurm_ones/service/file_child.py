@@ -39,8 +39,8 @@ SHARE = 0.05
 QUICK_S = 0.02
 """Shortest wait for an answer, in seconds, even if the budget `WAIT_S` is used up."""
 OF_ONE_S, OF_ONE_SHARE, LEAST_S = 5.0, 0.5, 0.002
-"""One user's budget for all waits, in seconds, and the seconds by which it refills each second. `LEAST_S` of each wait
-is free; once the budget is used up, no wait is longer."""
+"""One user's budget for all waits, in seconds, and the seconds by which it refills each second. The first `LEAST_S` of
+each wait are free. Once the budget is used up, each wait lasts only `LEAST_S`."""
 STOPPED_S = 10.0
 """Seconds after which a child that accepts no requests is replaced."""
 START_S = 5.0

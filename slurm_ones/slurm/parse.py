@@ -446,8 +446,8 @@ def setting(config: Mapping[str, str], name: str) -> str:
 
 
 def hides_gpus(config: Mapping[str, str]) -> bool | None:
-    """Tell whether device cgroups hide a node's other GPUs from a job; None if unknown. Two blocks on one node may then
-    be unable to reach each other's GPUs."""
+    """Tell whether device cgroups hide a node's other GPUs from a job; None if unknown. If they do, two blocks on one
+    node may be unable to reach each other's GPUs."""
     plugins = setting(config, "TaskPlugin")
     if plugins and "cgroup" not in plugins:
         return False
