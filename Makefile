@@ -110,7 +110,7 @@ cluster-up: check-host install
 	$(BIN)/python -m tests.cluster up gres
 
 cluster-down: install
-	$(BIN)/python -m tests.cluster down --all
+	$(BIN)/python -m tests.cluster down gres
 
 clean:
 	rm -rf build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -249,7 +249,7 @@ def run(
     lock = service.retried(lambda: LeaderLock(settings.database_url, cluster))
 
     def on_leader(line: str) -> None:
-        say(f"{lock.holder} {line}")
+        say(f"companion {lock.holder} {line}")
         service.notifier.status(line)
 
     lead = Leadership(lock, settings.takeover_s or settings.interval_s, say=on_leader)

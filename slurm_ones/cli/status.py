@@ -32,6 +32,11 @@ RECENT_S = 3600.0
 SEVERAL = 2
 """Number of jobs with the same fault from which the fault is reported as the site's."""
 
+NEVER = (
+    "no companion has run here yet: slurm-ones run --own --act starts your own, and an administrator starts one for "
+    "all users"
+)
+
 
 @dataclass(frozen=True)
 class Status:
@@ -71,6 +76,9 @@ def examine(settings: Settings, *, ask_slurm: bool = True, now: float | None = N
         if folder is not None and not (folder / SITE_VIEW).exists():
             raise StoreError(f"{place}: the companion has published nothing yet: is it running?")
         schema = migrate.current(url)
+        if schema is None:
+            problems.append(NEVER)
+            return Status(False, tuple(problems), now, settings.cluster, place, schema, slurm)
         with Store.open(url, settings.cluster, read_only=True) as store:
             resizes = store.open_resizes() if folder is None else _own_resizes(settings, folder)
             leader, last = store.leader(), store.health()
@@ -122,7 +130,7 @@ def _of_site(store: Store) -> list[str]:
 def of_companion(now: float, leader: LeaderRecord | None, last: HealthRecord | None) -> list[str]:
     """Return sentences on what keeps the companion from working."""
     if leader is None or last is None:
-        return ["no companion has ever led here"]
+        return [NEVER]
     if not leader.holder:
         return [f"no companion runs: the last one stopped {_ago(now, leader.beat)}"]
     late_s = LATE * last.interval_s
@@ -148,6 +156,7 @@ def lines(status: Status, *, asked: bool) -> list[str]:
     """Return the status as lines of text."""
     last, leader = status.last, status.leader
     shown = ["healthy" if status.healthy else "NOT HEALTHY", *(f"  {problem}" for problem in status.problems)]
+    shown = [NEVER] if status.problems == (NEVER,) else shown
     known = f"schema {status.schema or 'none'}, cluster {status.cluster or '?'}"
     shown.append(f"database   {status.database or '?'}, {known}")
     if asked:

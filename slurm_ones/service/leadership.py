@@ -93,7 +93,7 @@ class Leadership(Election):
             return False
         self._leads, self._seen, self._said = True, None, None
         self._heartbeat = _Heartbeat(self._lock, self._takeover_s / HEARTBEATS, self._clock)
-        self._say(f"leads, in term {term}")
+        self._say(f"leads, in term {term}: it decides about the jobs here")
         return True
 
     def leave(self) -> None:

@@ -116,7 +116,7 @@ def down(
     name: NameOption = None,
     everything: Annotated[bool, typer.Option("--all", help="Take every cluster down.")] = False,
 ) -> None:
-    """Take a cluster down: its processes, mounts and files."""
+    """Take a cluster down: its processes, its mounts and its files, homes included."""
     if everything:
         for cluster in _running():
             cluster.stop()
@@ -151,6 +151,7 @@ def shell(
     user: UserOption = "alice",
     cwd: CwdOption = None,
 ) -> None:
+    """Open a shell in a cluster, as one of its users."""
     _pass_through(Cluster.attach(name), ["bash"], user, cwd)
 
 
@@ -168,6 +169,7 @@ def _pass_through(cluster: Cluster, command: list[str], user: str, cwd: str | No
 
 @app.command()
 def status() -> None:
+    """Show what is built, and which clusters run."""
     sites = Table("site", "Slurm", "PySlurm", "root", title="sites", title_justify="left")
     for site in SITES.values():
         if root.is_built(site):

@@ -251,7 +251,7 @@ def test_a_leader_that_hangs_keeps_its_file(sqlite_url: str) -> None:
         assert len(said) == 2 and said[1].endswith(f"To let this companion lead, run on {host}: kill -9 {pid}")
         one.send(signal.SIGKILL)
         until(lead.take)
-        assert said[2] == "leads, in term 2"
+        assert said[2] == "leads, in term 2: it decides about the jobs here"
         lead.leave()
 
 

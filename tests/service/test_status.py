@@ -8,6 +8,7 @@ import socket
 import sys
 import time
 import urllib.request
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,7 +21,7 @@ from ones_db.reasons import reason
 from ones_db.records import JobRecord
 from ones_db.shape import Shape
 from slurm_ones.cli import app
-from slurm_ones.cli.status import examine, lines
+from slurm_ones.cli.status import NEVER, examine, lines
 from slurm_ones.companion import Tick
 from slurm_ones.config import FIXED_KEYS, ConfigError, ReloadableSettings, Settings, parse
 from slurm_ones.jobs.elastic import Observation
@@ -40,7 +41,7 @@ def problems(url: str, now: float) -> str:
 
 def test_what_is_wrong_is_told(url: str) -> None:
     with Store.open(url, "here") as store:
-        assert "no companion has ever led here" in problems(url, 1000.0)
+        assert problems(url, 1000.0) == NEVER
         with LeaderLock(url, "here") as lock:
             assert lock.take(1000.0) == 1
             store.record_health(HealthRecord(1000.0, "act", 60.0))
@@ -94,10 +95,13 @@ def test_files_that_do_not_answer_are_told(url: str) -> None:
         assert "/b has not answered since 12:00: 1 job left alone until it does" in told
 
 
-def test_a_database_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_where_none_has_run_it_says_what_starts_one(tmp_path: Path) -> None:
+    """A fresh login is no fault, though the exit code is that of one."""
     found = examine(Settings(database=f"sqlite:///{tmp_path / 'none.sqlite'}"), ask_slurm=False)
-    assert not found.healthy and "no such database" in found.problems[0]
-    assert lines(found, asked=False)[0] == "NOT HEALTHY"
+    assert not found.healthy and lines(found, asked=False)[0] == NEVER
+    assert NEVER.startswith("no companion has run here yet") and "slurm-ones run --own --act" in NEVER
+    silent = replace(found, problems=("Slurm: no answer", NEVER))
+    assert lines(silent, asked=False)[:3] == ["NOT HEALTHY", "  Slurm: no answer", f"  {NEVER}"]
 
 
 def test_for_people_and_for_monitoring(url: str, tmp_path: Path) -> None:
