@@ -38,7 +38,7 @@ FORGOTTEN_S = 300.0
 seconds.)"""
 
 DOWN_S = 3600.0
-"""Limit, in seconds, in place of `FORGOTTEN_S` for a companion that started after slurmctld restarted, and so does not
+"""Limit, in seconds, in place of `FORGOTTEN_S` if the companion started after slurmctld restarted: then it does not
 know when slurmctld went down."""
 
 

@@ -53,7 +53,7 @@ DEAREST = 30.0
 """Largest ratio of one kind's price to the fastest kind's price. The smallest ratio is 1 / `DEAREST`."""
 STEPS = 1500
 """Least time between two decisions of the fluid schedule, as a fraction (1 / `STEPS`) of the time from first to last
-submission. A submission or a job's end comes earlier."""
+submission. Submissions and ends of jobs cause earlier decisions."""
 SHARE = 0.1
 """Time between two decisions of the fluid schedule, as a share of the shortest remaining time of a job."""
 

@@ -149,7 +149,7 @@ def _rates(app: Application, sizes: Ints, batches: Ints, ends: Floats, pool: Poo
 
 def _divided(ends: Floats, found: Curve, parts: int) -> Curve:
     """Divide a curve into `parts` parts that take equal time at the fastest size. A part with several epochs has the
-    best rate of any."""
+    highest rate of these epochs."""
     seconds = np.append(0.0, np.cumsum(np.diff(ends, prepend=0.0) / found.rate.max(axis=1)))
     cuts = np.interp(np.linspace(0.0, seconds[-1], parts + 1), seconds, np.append(0.0, ends))
     if len(ends) <= parts:

@@ -412,7 +412,7 @@ class KindEvidence:
 
 
 def faster(layout: StepLayout) -> Floats:
-    """Return the change (7,) of a job's parameters on GPUs that compute e times as fast."""
+    """Return the change (7,) of a job's parameters on GPUs whose compute is faster by a factor of e = 2.718."""
     along = np.zeros(PARAMETERS)
     along[SPEED] = 1.0
     if not layout.wired:  # the exchange is then relative to the reference step

@@ -218,7 +218,7 @@ class NodeRoom:
         return missing, np.maximum(joining - left, 0).astype(np.float64)
 
     def fitted(self, choices: Choices, candidates: Ints) -> Ints:
-        """Return the candidates (K, J), changed so that they find room or lack less.
+        """Return the candidates (K, J), changed so that they find room, or so that fewer GPUs find none.
 
         In each round, the job without room that loses least worth per GPU takes a step back towards its present size.
         Afterwards jobs grow into the GPUs that are left.

@@ -116,7 +116,7 @@ STEADY = 0.97
 UNKNOWN_S = 600.0
 """Remaining time, in seconds, that is assumed for a job of unknown speed."""
 ENOUGH = 0.9995
-"""Share of the upper bound on worth at which the search ends, because the best candidate is good enough."""
+"""Share of the upper bound on a candidate's worth; the search ends when the best candidate reaches it."""
 ROUNDS = 6
 """Number of rounds of local search for each candidate."""
 

@@ -46,7 +46,7 @@ from slurm_ones.slurm.model import Node, Quota, SlurmJob
 MOST = 50
 """Number of pending jobs, the first in Slurm's order, for which growth is given back in one tick."""
 _ROOM = re.compile(r"$|None$|Resources|Priority|Reservation$|ReqNodeNotAvail(?!.*maintenance)|Nodes.required")
-"""Pattern of Slurm's reasons for a job that waits for room, and so may be helped by growth. Other reasons are a hold, a
+"""Pattern of Slurm's reasons for a job that waits for room, which growth may hold. Other reasons are a hold, a
 dependency, a begin time, a user's own limit, missing hardware."""
 _LIMIT = re.compile(r"(AssocGrp)|(QOSGrp|Max\w+PerAccount)|(Licenses)")
 _SHARED = {1: "account", 2: "qos", 3: "licenses"}
@@ -426,7 +426,8 @@ class _Want(NamedTuple):
 
 
 def _places(want: _Want, round_: Round) -> dict[str, Resources]:
-    """Return the nodes on which such a job could start if they were empty, with the resources that it takes on each."""
+    """Return the nodes on which a job with this request could start if they were empty, with the resources that it
+    takes on each."""
     snapshot, (_, whole, each, kind, reservation) = round_.seen.snapshot, want
     own = reservation.split(",")
     reserved = {name for one in snapshot.reservations if one.name in own for name in one.node_names}

@@ -183,7 +183,7 @@ SURE = 0.9
 
 MOST_DOUBLINGS = 6
 AGAIN_S = 5.0
-"""Seconds to which a shorter dwell time is raised before failures double it; a dwell time of 0 stays 0."""
+"""Shortest dwell time, in seconds, after a failure; doubling begins from it. A dwell time of 0 stays 0."""
 WORTH = 20.0
 """Dwell time between two changes of a job's blocks, as a multiple of the pause of one change."""
 PACK_S = 120.0
@@ -255,8 +255,9 @@ def grows_at(preempted: Sequence[float], rest_s: float) -> float:
     """Return the Unix time from which a job may grow again after Slurm preempted some of its blocks; 0 if it may at any
     time.
 
-    `preempted` are the times of the preemptions, ascending. Each starts a rest of `rest_s` seconds, or restarts the
-    present one. After a preemption that follows a rest within that rest's length, the new rest is twice as long.
+    `preempted` are the times of the preemptions, ascending. Each starts a rest of `rest_s` seconds, or starts the
+    present rest again. If a preemption comes soon after a rest, within the length of that rest, the new rest is twice
+    as long.
     """
     until = wait_s = 0.0
     for at in preempted:
@@ -299,8 +300,8 @@ def near_limit(job: SlurmJob, limits: LimitSettings, now: float) -> Reason | Non
 
 
 def near_end(jobs: Sequence[tuple[JobView, float]]) -> list[Reason | None]:
-    """Return for each pair of a job and a number of seconds the reason that the job almost surely ends within this
-    time. It is None if the job does not, and for a pending job."""
+    """Return, for each pair of a job and a number of seconds, a reason if the job almost surely ends within this time.
+    Return None if it does not, or if the job is pending."""
     runs = [j for j, (view, within_s) in enumerate(jobs) if view.shape is not None and view.dataset and within_s]
     views = [jobs[j][0] for j in runs]
     shapes = [view.shape for view in views if view.shape is not None]

@@ -1,7 +1,7 @@
 """Planning: which resizes of a schedule begin now.
 
-Each job that the schedule would change gets an outcome: that its resize begins, or why not now. Planning carries
-nothing out.
+Each job that the schedule would change gets an outcome: that its resize begins, or the reason why it does not. Planning
+changes no job.
 """
 
 from __future__ import annotations

@@ -172,8 +172,8 @@ def job_views(
 
 
 def _borrows(job: JobRules, known: JobModel, rules: PartitionRules, round_: Round) -> Borrows | None:
-    """Return base size, guest size and expected loss by preemptions of a job that grows by guests; None for any other
-    job."""
+    """Return the base GPUs of a job that grows by guests, the GPUs of a guest, and the expected loss by preemptions.
+    Return None for any other job."""
     sizes = rules.guest_sizes(job)
     if sizes is None:
         return None

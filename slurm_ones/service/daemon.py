@@ -211,8 +211,8 @@ class Daemon:
         return "" if last else f"; trying again in {self._wait:.0f} s"
 
     def _back_off(self, companion: Companion, wait: float) -> float:
-        """Return the wait before the next tick, in seconds: twice `wait`, up to ten intervals, or up to one while
-        resizes are open."""
+        """Return the wait before the next tick, in seconds: twice `wait`, but at most ten intervals, or one interval
+        while resizes are open."""
         try:
             most = 1 if companion.resizing else 10
         except StoreError:
@@ -252,7 +252,8 @@ class Daemon:
             )
 
     def _time_limit(self, seconds: float) -> Callable[[], bool]:
-        """Return a function that returns True once these seconds have passed, even if the clock is set back."""
+        """Return a function that returns True once these seconds have passed. If the clock is set back, it takes at
+        most as many seconds more."""
         until = self._clock() + seconds
 
         def late() -> bool:

@@ -34,7 +34,7 @@ PRIORITIES = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERR
 class OneLine(logging.Formatter):
     """Formatter that writes an event as one line of printable characters, with its traceback's innermost frames.
 
-    With `journal`, a line begins with the priority that journald reads, and without the time that journald adds.
+    With `journal`, a line begins with the priority that journald reads, and has no time, because journald adds it.
     """
 
     def __init__(self, *, journal: bool) -> None:

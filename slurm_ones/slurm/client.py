@@ -64,8 +64,8 @@ class SlurmClient(Protocol):
     Consistency: nothing is cached; each call answers from the controller's present state. A call that raised
     `Unreachable` may have taken effect: check before repeating it. Calls come from one thread at a time.
 
-    Raises: the errors above, and no others of Slurm's. `UnknownJob` for a job or array that Slurm does not know,
-    `NotPermitted` for another user's job, `Unreachable` if the controller does not answer.
+    Raises: only the errors above. `UnknownJob` is for a job or array that Slurm does not know, `NotPermitted` for
+    another user's job, `Unreachable` for a controller that does not answer.
     """
 
     @property
