@@ -39,6 +39,15 @@ START_S = 3.0
 CLUSTER_SETTINGS = ClusterSettings(
     requeue_delay_s=1.0, schedule_s=0.3, backfill_s=2.0, ending_s=0.3, report_s=1.0, first_report_s=1.0
 )
+ENVIRONMENT = {
+    "CUDA_VISIBLE_DEVICES": "",
+    "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo",
+    "OMP_NUM_THREADS": "1",
+    "ONES_LAUNCHER": "local",
+    "ONES_BACKEND": "gloo",
+    "ONES_REPORT_EVERY_S": "1",
+}
+"""Environment of the trainings. They use CPUs only, and only the loopback network."""
 SHIMS = ("scontrol", "squeue", "srun")
 """Commands of Slurm that are replaced by failing scripts, so that no job id of the demo reaches a real Slurm."""
 FAILS = '#!/bin/sh\necho "this is slurm-ones demo: there is no Slurm here" >&2\nexit 1\n'
@@ -235,7 +244,7 @@ class LocalSlurm:
             mechanism=Hot(launch_s=START_S), timeline=Timeline(time.time()), others=[here] if jobs else [],
         )  # fmt: skip
         self.client = SimulatedClient(self.world.cluster)
-        self._env = self._environment(make_shims(folder / "bin"))
+        self._env = clean_environment() | ENVIRONMENT | {"PATH": make_shims(folder / "bin")}
 
     @property
     def seconds(self) -> float:
@@ -290,17 +299,3 @@ class LocalSlurm:
             return programs[-1]
 
         self.submitted.append(Submitted(job, self.world.cluster.submit(request, program), programs))
-
-    @staticmethod
-    def _environment(path: str) -> dict[str, str]:
-        """Return the environment of the trainings. They use CPUs only, and only the loopback network."""
-        return {
-            **clean_environment(),
-            "PATH": path,
-            "CUDA_VISIBLE_DEVICES": "",
-            "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo",
-            "OMP_NUM_THREADS": "1",
-            "ONES_LAUNCHER": "local",
-            "ONES_BACKEND": "gloo",
-            "ONES_REPORT_EVERY_S": "1",
-        }

@@ -114,7 +114,10 @@ class DemoProgress:
         simulated = [job for job in jobs if job.user == SIMULATED]
         if any(job.end_time is None for job in simulated) and now - self._began >= self._next:
             self._next = now - self._began + SIMULATED_EVERY_S
-            self._say(now, f"simulated jobs: {_line(simulated)}")
+            running = [f"{plain(job.name, 40)} on {gpus(job)}" for job in simulated if job.running]
+            waiting = sum(not job.running and job.end_time is None for job in simulated)
+            ended = sum(job.end_time is not None for job in simulated)
+            self._say(now, f"simulated jobs: {'; '.join([*running, f'{waiting} wait, {ended} have ended'])}")
         return jobs
 
     def _changes(self, store: Store, job: JobSummary) -> None:
@@ -135,13 +138,6 @@ class DemoProgress:
             after = f"{seconds(job.jct_s)} after its submission"
             accuracy = f", accuracy {job.accuracy:.3f}" if job.accuracy is not None else ""
             self._say(job.end_time, f"{name} has ended: {job.state} {after}{accuracy}")
-
-
-def _line(jobs: Sequence[JobSummary]) -> str:
-    running = [f"{plain(job.name, 40)} on {gpus(job)}" for job in jobs if job.running and job.end_time is None]
-    waiting = sum(not job.running and job.end_time is None for job in jobs)
-    ended = sum(job.end_time is not None for job in jobs)
-    return "; ".join([*running, f"{waiting} wait, {ended} have ended"])
 
 
 def samples_line(one: Submitted, folder: Path) -> tuple[bool, str]:
