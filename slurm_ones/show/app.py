@@ -93,11 +93,8 @@ class Web:
         bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
         given = asked.get("token", [""])[0] or bearer or request.cookies.get(cookie(request, self._root), "")
         if self._token and not hmac.compare_digest(given.encode(), self._token.encode()):
-            return PlainTextResponse(
-                "open the address that `slurm-ones web` printed: this one has no token, or a wrong one\n",
-                403,
-                HEADERS,
-            )
+            said = "open the address that `slurm-ones web` printed: this one has no token, or a wrong one\n"
+            return PlainTextResponse(said, 403, HEADERS)
         request.scope[ADMITTED] = True
         if not self._token or "token" not in asked:
             return None

@@ -134,10 +134,6 @@ def gpus(job: JobSummary) -> int:
     return job.shape.gpus if job.running and job.shape else 0
 
 
-def _speed(one: ShownJob) -> float:
-    return (one.job.samples_per_s or 0.0) if one.job.running else 0.0
-
-
 def _why(one: ShownJob) -> str:
     waits = not one.job.running and one.job.end_time is None
     nothing = "nothing was decided for it yet" if waits else " "
@@ -201,7 +197,7 @@ JOB: tuple[ShownColumn[ShownJob], ...] = (
     ShownColumn("passes", _job("passes"), "forward passes per optimizer step"),
     ShownColumn(
         "samples_per_s", _job("samples_per_s"), "throughput", "samples/s", form="{:.1f}".format, unit="samples/s",
-        width=9, key=_speed,
+        width=9, key=lambda one: (one.job.running and one.job.samples_per_s) or 0.0,
     ),
     ShownColumn("strategy", _job("strategy"), "training strategy", "strategy", left=True, most=16),
     ShownColumn("limits", _job("limits"), "limits of the strategy"),

@@ -115,7 +115,6 @@ class Bounded(H11Protocol):
     began: float
     """Time at which the connection was made, by the monotonic clock."""
     peer = ""
-    """Peer of the connection (see `peer_of`)."""
     _unread = 0
     _idle = False
     _admitted = False

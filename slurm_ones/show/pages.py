@@ -179,7 +179,7 @@ def overview(moment: Moment, root: str, view: PageView, opened: Callable[[], Sto
 
 @lru_cache(maxsize=64)
 def _nodes(nodes: tuple[NodeRecord, ...], held: tuple[HeldRecord, ...], colours: tuple[tuple[int, str], ...]) -> Markup:
-    """Return the table of nodes with the jobs on them. It is cached, because it seldom changes from tick to tick."""
+    """Return the nodes with the jobs on them, which seldom change from tick to tick."""
     return Markup(_part("nodes.html", nodes=node_rows(nodes, held), colours=dict(colours)).decode())
 
 
@@ -267,18 +267,14 @@ def _predicted(history: JobHistory | None, measured: Sequence[Measured], of: All
 def write_usage(path: Path, title: str, totals: Sequence[str], jobs: Sequence[tuple[Usage, Sequence[str]]]) -> None:
     """Write the report as HTML: `totals`, then each job with its lines. All charts have the same scale of GPUs."""
     most = max((one.most for one, _ in jobs), default=0)
-    parts = [
-        (
-            # What pictures and the table show needs no line.
-            [line for line in lines if not line.startswith(("  over time", "  measured", 13 * " "))],
-            one.measured,
-            gpus_over_time(_held(one), 0, one.job.submit_time, one.job.submit_time + one.lasted_s, least=most)
-            if one.stretches
-            else "",
-            scaling(one.measured) if len({size.gpus for size in one.measured}) > 1 else "",
-        )
-        for one, lines in jobs
-    ]
+    parts = []
+    for one, lines in jobs:
+        begin, end = one.job.submit_time, one.job.submit_time + one.lasted_s
+        gpus = gpus_over_time(_held(one), 0, begin, end, least=most) if one.stretches else ""
+        sizes = scaling(one.measured) if len({size.gpus for size in one.measured}) > 1 else ""
+        # What pictures and the table show needs no line.
+        facts = [line for line in lines if not line.startswith(("  over time", "  measured", 13 * " "))]
+        parts.append((facts, one.measured, gpus, sizes))
     write(path, "usage.html", title=title, totals=totals, jobs=parts)
 
 

@@ -193,6 +193,8 @@ def gpus_over_time(usage: Usage, width: int = 60) -> str:
 def of_job(usage: Usage, advice: Sequence[str]) -> list[str]:
     """Return the lines of the report on one job."""
     job = usage.job
+    sizes = dict.fromkeys(str(size) for size in (job.smallest_gpus, job.largest_gpus) if size is not None)
+    trained = " to ".join(sizes) or "none yet"
     lines = [
         f"Job {job.job_id} {plain(job.name, 60)} of {plain(job.user_name, 40)}"
         + (f" ({plain(job.account, 40)})" if job.account else "")
@@ -200,7 +202,7 @@ def of_job(usage: Usage, advice: Sequence[str]) -> list[str]:
         + f": {plain(job.state, 20)}",
         f"  submitted  {minute(job.submit_time)}; waited {seconds(job.queueing_s)}, ran {seconds(job.running_s)}"
         + (f", ended {minute(job.end_time)} after {seconds(job.jct_s)}" if job.end_time is not None else ""),
-        f"  GPUs       asked for {job.requested_gpus}; trained on {_span(job)}; {_hours(job.gpu_hours)} in all",
+        f"  GPUs       asked for {job.requested_gpus}; trained on {trained}; {_hours(job.gpu_hours)} in all",
     ]
     if over_time := gpus_over_time(usage):
         lines.append(f"  over time  {over_time}")
@@ -283,13 +285,6 @@ def _hours_by(jobs: Sequence[JobUsage], field: str, title: str) -> list[str]:
     most = max(used.values())
     shown = sorted(used.items(), key=lambda item: (-item[1], item[0]))[:20]
     return [f"  {title:9}  {plain(name, 16):16} {hours(value):>9} h  {bar(value, most)}" for name, value in shown]
-
-
-def _span(job: JobUsage) -> str:
-    if job.smallest_gpus is None or job.largest_gpus is None:
-        return "none yet"
-    low, high = job.smallest_gpus, job.largest_gpus
-    return str(high) if low == high else f"{low} to {high}"
 
 
 def _hours(value: float | None) -> str:

@@ -74,7 +74,6 @@ def resizes_of(store: Store, job_id: int, most: int = 0) -> list[ShownResize]:
 
 
 def _of_blocks(store: Store, job_id: int, *, running: bool) -> Iterator[str]:
-    """Yield lines about the blocks of a job; none if it has no blocks."""
     blocks, members = store.blocks(job_id), store.memberships(job_id, MEMBERSHIPS + 1)
     if not blocks and not members:
         return
@@ -94,7 +93,6 @@ def _slow_nodes(store: Store, job_id: int) -> list[SlowNode]:
 
 
 def _deadline(store: Store, job_id: int) -> Iterator[str]:
-    """Yield a line about the job's deadline, if it has one."""
     said = store.promises([job_id]).get(job_id)
     record = store.jobs([job_id])[job_id]
     try:

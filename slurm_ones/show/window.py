@@ -39,8 +39,8 @@ KEYS = [
     Binding("l", "below('log')", "Log", tooltip="in the pane: the end of the job's log"),
     Binding("n", "below('nodes')", "Nodes", tooltip="in the pane: nodes and their jobs"),
     Binding("s", "sort", "Sort", tooltip="sort by the next column"),
-    Binding("r", "turn", "Reverse", tooltip="reverse the order"),
-    Binding("a", "ended", "Ended too", tooltip="show ended jobs too"),
+    Binding("r", "flip('falling')", "Reverse", tooltip="reverse the order"),
+    Binding("a", "flip('every_state')", "Ended too", tooltip="show ended jobs too"),
     Binding("slash", "filter", "Filter", tooltip="show only jobs with these words; Escape shows all again"),
     Binding("z", "change('resize')", "Resize", tooltip="resize the job"),
     Binding("p", "change('pin')", "Pin", show=False, tooltip="pin the job to a size"),
@@ -153,12 +153,8 @@ class TopApp(App[None]):
         self._choice.by = names[(at + 1) % len(names)]
         self._draw()
 
-    def action_turn(self) -> None:
-        self._choice.falling = not self._choice.falling
-        self._draw()
-
-    def action_ended(self) -> None:
-        self._choice.every_state = not self._choice.every_state
+    def action_flip(self, what: str) -> None:
+        setattr(self._choice, what, not getattr(self._choice, what))
         self._draw()
 
     def action_filter(self) -> None:
