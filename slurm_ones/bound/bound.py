@@ -194,8 +194,8 @@ SAFE = 0.999
 INTERVALS = 64
 """Number of intervals with constant prices between the first and the last submission."""
 LATER = 10
-"""Number of equally long price intervals after the last submission; then as many of twice the length, and so on up to
-`LONGEST` times the length."""
+"""Number of equally long price intervals after the last submission. As many intervals of twice this length follow, and
+so on up to `LONGEST` times the length."""
 LONGEST = 8
 EVALUATIONS = 60
 """Number of evaluations of the dual function that the search for prices may take."""
