@@ -283,9 +283,9 @@ def limits_of(elastic: Elastic, cluster: ClusterView, spec: Spec | None, history
     if not rules:
         gpus = tuple(n for n in valid_counts(cluster, low, high) if elastic.allows(n))
         # An odd size that the owner asks for, or at which the job runs, is valid.
-        size = elastic.optin.size if elastic.optin is not None else None
-        asked = {n for n in (size or 0, elastic.shape.gpus) if shape_of(cluster, n) or n == elastic.shape.gpus > 0}
-        gpus = tuple(sorted({*gpus, *asked}))
+        size = (elastic.optin.size if elastic.optin is not None else None) or 0
+        asked = {size} if elastic.allows(size) and shape_of(cluster, size) else set()
+        gpus = tuple(sorted({*gpus, *asked, elastic.shape.gpus} - {0}))
     base = spec.base_batch if spec is not None else 1
     if spec is not None and spec.limits is not None and spec.limits.batch_fixed:
         least = most = batch or base

@@ -161,6 +161,8 @@ def test_an_odd_size_that_its_owner_asked_for_is_valid() -> None:
     assert limits_of("ones: gpus=1-4", shape=Shape(1, 3)).gpus == (1, 2, 3, 4)
     assert limits_of("ones: gpus=1-4 size=3").gpus == (1, 2, 3, 4)
     assert limits_of("ones: gpus=1-8 size=5").gpus == (1, 2, 4, 8)
+    assert limits_of("ones: nodes=1-2 size=16").gpus == (1, 4, 8)  # the comment allows no more
+    assert limits_of("ones: nodes=1-2 size=3").gpus == (1, 4, 8)
 
 
 @pytest.mark.parametrize(
