@@ -10,14 +10,19 @@ from hypothesis import strategies as st
 
 from ones_db.reasons import reason
 from ones_db.shape import Shape
+from slurm_ones.learn.learner import Learner
 from slurm_ones.policies import POLICIES
 from slurm_ones.policy.contract import NodeView
 from slurm_ones.rules.caps import Cap
-from slurm_ones.rules.views import decide_within, with_sizes
+from slurm_ones.rules.plan import plan
+from slurm_ones.rules.views import bounds_of, cluster_view, decide_within, job_models, job_views, with_sizes
 from slurm_ones.testing.policies import check, seeded
 from slurm_ones.testing.rounds import Power, Round, cluster, job, rounds
+from tests.act.make import history
 from tests.marks import examples
 from tests.rivals.test_contract import short
+from tests.rules.make import round_of
+from tests.rules.test_views import running, seen
 
 VIEW = cluster(2)
 RUNS = job(1, {"n1": 2}, gpus=(1, 2, 4, 8))
@@ -62,6 +67,26 @@ def test_a_cap_comes_first() -> None:
 def test_a_job_that_waits_starts_at_its_size_alone() -> None:
     (found,) = with_sizes(VIEW, [job(1, gpus=(1, 2, 4, 8))], {1: 4}, ())
     assert (found.limits.gpus, found.fixed) == ((4,), None)
+
+
+@pytest.mark.parametrize("old", [Shape(1, 2), Shape(2, 4)])
+@pytest.mark.parametrize(
+    ("gpus", "begins", "code"),
+    [(3, [Shape(1, 3)], "size_asked"), (4, [Shape(1, 4)], "size_asked"), (5, [], "size_not_possible")],
+)
+def test_a_size_by_hand_does_not_wait_for_the_dwell_time(gpus: int, begins: list[Shape], code: str, old: Shape) -> None:
+    """Any number of one node's GPUs; five have no shape here, which is said."""
+    names = ("n1", "n2")[: old.nodes]
+    runs = running(1, old, *names, comment=f"ones: gpus=1-16 size={gpus}", start_time=9_999.0, time_limit_s=0.0)
+    look = seen(runs, used=dict.fromkeys(names, old.gpus_per_node))
+    round_ = round_of(look, histories={1: history(1)}, now=10_000.0, resize={"dwell_s": 300})
+    rules = round_.partition("gpu")
+    shown = cluster_view(round_, rules)
+    views = job_views(round_, rules, shown, job_models(round_, Learner()))
+    policy = short("ones")
+    schedule = decide_within(policy, shown, views, *bounds_of(round_, rules, shown, views), round_.now, seeded())
+    assert [change.new for change in plan(schedule, rules).begin] == begins
+    assert schedule.reasons[1].code == code
 
 
 @pytest.mark.slow
