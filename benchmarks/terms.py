@@ -2,6 +2,7 @@
 
     python benchmarks/terms.py --changes 10 --parameters 5000000 --json terms.json
     python benchmarks/terms.py --changes 6 --carriers apart memory disk --fsync-ms 300 --write-mb-s 50
+    python benchmarks/terms.py --changes 0 --losses 3 --copies 10 0 10 0
 
 Task 0 trains, then tasks 0 and 1, then 0 again, and so on; each change begins a term. The pause is the time between the
 ends of two steps around the change, less a usual step of its own size, as the script's own lines show. Its parts are
@@ -10,6 +11,9 @@ of a checkpoint are copied in memory, and written and fsynced on the job's disk.
 its fifth step, with the checkpoint that is written behind the training. A slow file system is emulated below the job's
 directory: each fsync sleeps, and a checkpoint's writes sleep by their bytes. `apart` emulates a node for each task, by
 a folder in memory for each; the network between them is the loopback device.
+
+With `--losses` a node of two is killed so many times, for each number of steps between copies in other nodes' memory in
+turn (0: none). Steps lost are those that are made again. The disk gets a checkpoint every 30 s.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ import functools
 import importlib
 import json
 import os
+import random
 import statistics
 import sys
 import tempfile
@@ -30,10 +35,13 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from ones_wrapper.checkpoint import files
-from ones_wrapper.protocol import Checkpoint, First, Membership
+from ones_wrapper.files.node_memory import COPY_STEPS
+from ones_wrapper.protocol import Checkpoint, First, Hello, Membership
 from tests.waiting import until
 from tests.wrapper.membership.blocks import Job
 
+LEAST_S, MOST_S = 10.0, 25.0
+"""Seconds of training before a loss."""
 REST_S = 1.0
 """Seconds of training between two changes."""
 LATE = 5
@@ -47,7 +55,8 @@ import ones_wrapper as ones
 
 parameters, folder = int(os.environ["PARAMETERS"]), Path(os.environ["ONES_JOB_DIR"])
 width = 1024 if parameters >= 1_100_000 else 256
-job = ones.init(batch=32, max_batch=64, max_local_batch=64, epochs=1_000_000, checkpoint_every_s=1e9)
+job = ones.init(batch=32, max_batch=64, max_local_batch=64, epochs=1_000_000,
+               checkpoint_every_s=float(os.environ.get("CHECKPOINT_S", "1e9")))
 layers = max(1, round(parameters / (width * width + width)))
 model = torch.nn.Sequential(*(torch.nn.Linear(width, width) for _ in range(layers)))
 model = job.fsdp(model, modules=torch.nn.Linear)
@@ -222,6 +231,33 @@ def measure(directory: Path, changes: int, parameters: int, carrier: str, memory
     return figures
 
 
+def lose(directory: Path, losses: int, parameters: int, copies: int, memory: Path) -> dict[str, Any]:
+    """Train on two nodes, kill one of them so many times, and return the steps lost and the steps/s before each."""
+    directory.mkdir(exist_ok=True)
+    (directory / "train.py").write_text(SCRIPT)
+    env = {"PARAMETERS": str(parameters), "CHECKPOINT_S": "30", COPY_STEPS: str(copies)}
+    job = Job(directory / "job", script=directory / "train.py", apart=memory, **env)
+    dice, lost, rates = random.Random(1), [], []
+    try:
+        at = job.begin(0, 1)
+        for number in range(losses):
+            job.wait(Checkpoint, lambda one: one.step >= at.step)  # noqa: B023
+            began = time.time()
+            time.sleep(dice.uniform(LEAST_S, MOST_S))
+            known, killed = len(job.of(Hello)), time.time()
+            job.blocks[-1].kill()
+            steps = [one for one in steps_of(job.directory) if one[1] < killed]
+            hello = until(lambda: job.of(Hello)[known:], job.errors)[0]  # noqa: B023
+            lost.append(steps[-1][0] - hello.step)
+            rates.append(len([one for one in steps if one[1] > began]) / (killed - began))
+            job.start(1, restart=number + 1)
+            at = job.wait_for(0, 1, after=job.of(Membership)[-1].generation)
+        job.finish(0, -1)
+    finally:
+        job.kill()
+    return {"copies": copies, "lost": lost, "steps_per_s": [round(rate, 2) for rate in rates]}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--changes", type=int, default=10)
@@ -230,12 +266,17 @@ def main() -> None:
     parser.add_argument("--carriers", nargs="+", choices=carriers, default=["memory"], help="in turn")
     parser.add_argument("--fsync-ms", type=float, default=0.0)
     parser.add_argument("--write-mb-s", type=float, default=1e6)
+    parser.add_argument("--losses", type=int, default=0)
+    parser.add_argument("--copies", type=int, nargs="+", default=[10, 0], help="steps between copies, in turn")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    figures = []
+    figures: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory(dir="/dev/shm") as memory:
         slow_down(Path(folder), args.fsync_ms / 1e3, args.write_mb_s * 1e6)
-        for number, carrier in enumerate(args.carriers):
+        for number, copies in enumerate(args.copies if args.losses else ()):
+            place, apart = (Path(one) / f"lost-{number}" for one in (folder, memory))
+            figures.append(lose(place, args.losses, args.parameters, copies, apart) | {"load": os.getloadavg()})
+        for number, carrier in enumerate(args.carriers if args.changes else ()):
             place, apart = (Path(one) / str(number) for one in (folder, memory))
             its = measure(place, args.changes, args.parameters, carrier, apart)
             figures.append({"carrier": carrier} | its)

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from ones_wrapper.protocol import Bye, Hello, Membership, Report
+from ones_wrapper.files.node_memory import COPY_STEPS, held
+from ones_wrapper.protocol import Bye, Hello, Membership, Note, Report
 from slurm_ones.act.transitions import State
 from tests.cluster import Cluster
 from tests.endtoend.block_site import SITES, Site, sites
@@ -165,6 +166,35 @@ def test_a_sharded_model_starts_from_the_memory_of_its_nodes(
         assert [one.checkpoint for one in hellos] == ["", "", "", ""], hellos
         nodes = list(training.folder.glob("memory-*"))
         assert len(nodes) == (3 if apart else 0) and not any(list(node.iterdir()) for node in nodes)
+    finally:
+        site.harness.clear()
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("where", [one for one in SITES if one.endswith("whole")])
+def test_a_sharded_model_goes_on_from_a_copy(request: pytest.FixtureRequest, where: str) -> None:
+    """Protects the steps since the disk's last checkpoint from the loss of a node's launcher and rank."""
+    site = Site.of(request, where, gpus=1)
+    try:
+        training = Training(site, 100, "--sharded", apart=True, **{COPY_STEPS: "3"})
+        harness, job_id = site.harness, training.job_id
+        at = training.sizes(2, batch=32)
+        checkpoints = harness.directory(job_id) / "checkpoints"
+
+        def copy(after: int) -> int:
+            found = held(checkpoints)
+            return int(found.name[5:]) if found is not None and int(found.name[5:]) > after else 0
+
+        second = until(lambda: copy(until(lambda: copy(at.step + 1))))
+        rank = training.block_of(at.blocks[1])[-1]
+        for pid in (int(Path(f"/proc/{rank}/stat").read_text().rsplit(")", 1)[1].split()[1]), rank):
+            os.kill(pid, signal.SIGKILL)
+        training.after(at, "membership after a lost node")
+        runs = training.end()
+        hellos = [report for reports in runs for report in reports if isinstance(report, Hello)]
+        assert hellos[2].step >= second and hellos[2].checkpoint == "", hellos
+        notes = [report.note for reports in runs for report in reports if isinstance(report, Note)]
+        assert any("second copy" in note for note in notes), notes
     finally:
         site.harness.clear()
 

@@ -2,7 +2,8 @@
 
 `python -m tests.wrapper.membership.histories --seeds 0-999 --log F` runs many, and goes on from the log if it is
 started again. With `--terms` the model is sharded, so that each change begins a term; with `--apart` the tasks' nodes
-have memory of their own, as far as a folder for each emulates that.
+have memory of their own, as far as a folder for each emulates that, and with `--copies N` shards have a second copy
+there, made every N steps.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ones_wrapper.files.node_memory import COPY_STEPS
 from ones_wrapper.membership.coming import MOST_S
 from ones_wrapper.protocol import First, Membership
 from tests.wrapper.membership.blocks import Job
@@ -34,8 +36,9 @@ REVIVED = 2
 
 
 class History:
-    def __init__(self, directory: Path, seed: int, *arguments: str, apart: bool = False) -> None:
-        """The script gets these arguments, too. With `apart`, tasks have nodes with memory of their own (emulated)."""
+    def __init__(self, directory: Path, seed: int, *arguments: str, apart: bool = False, copies: int = 0) -> None:
+        """The script gets these arguments, too. With `apart`, tasks have nodes with memory of their own (emulated),
+        with a second copy of shards there every so many steps."""
         self._random = random.Random(seed)
         passes = self._random.choice([(), ("--max-local-batch", "7", "--max-passes", "8")])
         workers = self._random.choice([(), (), ("--workers", "1")])
@@ -50,6 +53,7 @@ class History:
             "30",
             apart=self.memory if apart else None,
             nodes=nodes,
+            **{COPY_STEPS: str(copies)},
         )
         self.said: list[str] = []
         self._running: dict[int, int] = {}
@@ -174,10 +178,10 @@ class History:
             self._start(task)
 
 
-def lived(seed: int, actions: int, *arguments: str, apart: bool = False) -> dict[str, Any]:
+def lived(seed: int, actions: int, *arguments: str, apart: bool = False, copies: int = 0) -> dict[str, Any]:
     """Live through one history. Its line of the log: a failed one's job stays in `directory`."""
     directory = Path(tempfile.mkdtemp(prefix=f"history-{seed}-"))
-    history, began = History(directory / "job", seed, *arguments, apart=apart), time.monotonic()
+    history, began = History(directory / "job", seed, *arguments, apart=apart, copies=copies), time.monotonic()
     line: dict[str, Any] = {"seed": seed, "failure": ""}
     try:
         history.run(actions)
@@ -195,6 +199,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--log", type=Path, default=os.devnull, help="gets a line a seed; its seeds are not run again")
     parser.add_argument("--terms", action="store_true", help="change by terms, from checkpoints")
     parser.add_argument("--apart", action="store_true", help="tasks have nodes with memory of their own (emulated)")
+    parser.add_argument("--copies", type=int, default=0, help="steps between copies of shards in other nodes' memory")
     args = parser.parse_args(argv)
     os.environ.setdefault("RES_OPTIONS", "timeout:1")  # as in all tests: what is forked has this process's resolver
     first, _, last = args.seeds.partition("-")
@@ -204,9 +209,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         lines = {line["seed"]: line for line in map(json.loads, log) if line["seed"] in asked}
         for seed in asked:
             if seed not in lines:
-                line = lines[seed] = lived(
-                    seed, args.actions, *(("--sharded",) if args.terms else ()), apart=args.apart
-                )
+                sharded = ("--sharded",) if args.terms else ()
+                line = lines[seed] = lived(seed, args.actions, *sharded, apart=args.apart, copies=args.copies)
                 log.write(json.dumps(line) + "\n")
                 log.flush()
                 result = "FAILED" if line["failure"] else "ok"

@@ -84,7 +84,7 @@ def test_a_node_that_is_lost_costs_the_steps_since_the_last_copy(job: Job, memor
 MOMENTS: dict[str, tuple[Any, str, Callable[..., bool]]] = {
     "writes": (files, "_write", lambda handle, _: "/memory/" in str(Path(f"/proc/self/fd/{handle}").readlink())),
     "fetches": (pieces, "_received", lambda *_: True),
-    "has fetched": (pieces, "replace_small", lambda *_: True),
+    "has fetched": (pieces, "replace_small", lambda *_, **__: True),
     "describes": (Folder, "hold", lambda _, held: held is not None),
     "has described": (checkpoints, "free_memory", lambda but: "/memory/" in but),
     "removes the one before": (node_memory.shutil, "rmtree", lambda path, **_: "/memory/" in str(path)),
