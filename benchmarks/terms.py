@@ -152,13 +152,17 @@ def parts_of(notes: list[Note], began: float) -> dict[str, float]:
     return found
 
 
+def lines_of(folder: Path) -> list[tuple[int, float, int]]:
+    """Return number, end and world size of each rank's steps."""
+    lines = [line for path in folder.glob("steps-*.jsonl") for line in path.read_text().splitlines()]
+    return [(one["step"], one["time"], one["world"]) for one in map(json.loads, lines)]
+
+
 def steps_of(folder: Path) -> list[tuple[int, float, int]]:
     """Return number, end and world size of each step, once all ranks have ended it."""
     ends: dict[int, tuple[float, int]] = {}
-    for path in folder.glob("steps-*.jsonl"):
-        for line in path.read_text().splitlines():
-            values = json.loads(line)
-            ends[values["step"]] = max(ends.get(values["step"], (0.0, 0)), (values["time"], values["world"]))
+    for step, at, world in lines_of(folder):
+        ends[step] = max(ends.get(step, (0.0, 0)), (at, world))
     return [(step, *ends[step]) for step in sorted(ends)]
 
 
@@ -246,12 +250,13 @@ def lose(directory: Path, losses: int, parameters: int, copies: int, memory: Pat
             time.sleep(dice.uniform(LEAST_S, MOST_S))
             known, killed = len(job.of(Hello)), time.time()
             job.blocks[-1].kill()
-            steps = [one for one in steps_of(job.directory) if one[1] < killed]
-            hello = until(lambda: job.of(Hello)[known:], job.errors)[0]  # noqa: B023
-            lost.append(steps[-1][0] - hello.step)
-            rates.append(len([one for one in steps if one[1] > began]) / (killed - began))
+            until(lambda: job.of(Hello)[known:], job.errors)  # noqa: B023
             job.start(1, restart=number + 1)
             at = job.wait_for(0, 1, after=job.of(Membership)[-1].generation)
+            made = lines_of(job.directory)
+            last = max(step for step, when, _ in made if when < killed)
+            lost.append(max(0, last + 1 - min(step for step, when, _ in made if when > killed)))
+            rates.append(len({step for step, when, _ in made if began < when < killed}) / (killed - began))
         job.finish(0, -1)
     finally:
         job.kill()
