@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from ones_wrapper.files.node_memory import COPY_STEPS, held
-from ones_wrapper.protocol import Bye, Hello, Membership, Note, Report
+from ones_wrapper.files.node_memory import COPY_STEPS
+from ones_wrapper.protocol import Bye, Checkpoint, Hello, Membership, Note, Report
 from slurm_ones.act.transitions import State
 from tests.cluster import Cluster
 from tests.endtoend.block_site import SITES, Site, sites
@@ -179,22 +179,21 @@ def test_a_sharded_model_goes_on_from_a_copy(request: pytest.FixtureRequest, whe
         training = Training(site, 100, "--sharded", apart=True, **{COPY_STEPS: "3"})
         harness, job_id = site.harness, training.job_id
         at = training.sizes(2, batch=32)
-        checkpoints = harness.directory(job_id) / "checkpoints"
 
-        def copy(after: int) -> int:
-            found = held(checkpoints)
-            return int(found.name[5:]) if found is not None and int(found.name[5:]) > after else 0
+        def copied() -> Note | None:
+            count = len(list(harness.directory(job_id).glob("reports-*.jsonl")))
+            reports = [report for term in range(count) for report in harness.reports(job_id, term)]
+            return next((one for one in reports if isinstance(one, Note) and "second copy" in one.note), None)
 
-        second = until(lambda: copy(until(lambda: copy(at.step + 1))))
+        until(copied, lambda: harness.log(job_id)[-3000:])
         rank = training.block_of(at.blocks[1])[-1]
         for pid in (int(Path(f"/proc/{rank}/stat").read_text().rsplit(")", 1)[1].split()[1]), rank):
             os.kill(pid, signal.SIGKILL)
         training.after(at, "membership after a lost node")
         runs = training.end()
         hellos = [report for reports in runs for report in reports if isinstance(report, Hello)]
-        assert hellos[2].step >= second and hellos[2].checkpoint == "", hellos
-        notes = [report.note for reports in runs for report in reports if isinstance(report, Note)]
-        assert any("second copy" in note for note in notes), notes
+        saved = [report.step for report in runs[1] if isinstance(report, Checkpoint)]
+        assert hellos[2].step > max(saved) and hellos[2].checkpoint == "", hellos
     finally:
         site.harness.clear()
 
