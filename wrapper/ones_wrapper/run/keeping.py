@@ -197,7 +197,7 @@ class Keeping:
         self._said.add(complete)
         what = f"a second copy of each shard lies on another node's memory, made every {self.copy_steps} steps"
         if isinstance(ended, Failed):
-            what = f"the copy of step {int(ended.name[5:])} for another node could not be made ({ended.why})"
+            what = f"the copy of step {int(ended.name[5:])} for another node could not be made ({ended.why[:300]})"
         self._records.note(what)
 
     def _done(self, saved: Saved, order: int | None) -> None:
