@@ -55,7 +55,9 @@ JITTER = 0.05
 RETRY_S = 30.0
 """Seconds between a service's tries to reach controller or database."""
 SPARE_S = 30.0
-"""Seconds for which systemd is asked in addition when the service stops: for a running command and the database."""
+"""Seconds for a running command and the database, in addition to `leave_s`, when the companion stops. systemd is asked
+for as long; after that the companion prints its stacks and ends with exit code 1, as if it was killed."""
+STDERR = 2
 
 
 def _read_settings(config: Path | None, database: str, act: bool | None, own: bool) -> Settings:
@@ -153,8 +155,10 @@ class _Service:
 
     def _stop(self, *_: object) -> None:
         settings = self.current.settings
-        self.stop.set()
         seconds = settings.resize.leave_s + 2 * settings.timeout_s + SPARE_S
+        if not self.stop.is_set():
+            faulthandler.dump_traceback_later(seconds, exit=True, file=STDERR)
+        self.stop.set()
         self.notifier.stopping("stops, and releases what it holds", seconds)
 
     def retried(self, call: Callable[[], T]) -> T:

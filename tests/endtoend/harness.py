@@ -332,6 +332,7 @@ class Harness:
             process.send_signal(signal.SIGQUIT)  # `tests.forks`
             time.sleep(1.0)
             raise AssertionError(f"no end within {WAIT_S:.0f} s\n{self.companion_log(settings)[-9000:]}") from None
+        assert "Timeout (" not in self.companion_log(settings), self.companion_log(settings)[-9000:]
 
     def companion_log(self, settings: str) -> str:
         """What the companions with these settings have said so far."""

@@ -9,6 +9,7 @@ import re
 import shutil
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -238,3 +239,29 @@ def test_companions_do_not_strike_together(empty_url: str) -> None:
         Daemon(lambda: companion, clock=slurm.clock, sleep=slurm.pass_time, jitter=jitter).run(stop)
     assert len(set(stop.waits)) > 5
     assert all(60 * (1 - JITTER) <= wait <= 60 * (1 + JITTER) for wait in stop.waits)
+
+
+HANGS = """
+import os, signal, threading
+from types import SimpleNamespace
+from slurm_ones.cli import run
+from slurm_ones.config import Settings
+from slurm_ones.service.daemon import SignalStop
+
+run.SPARE_S = 0.3
+service = run._Service.__new__(run._Service)
+service.current = SimpleNamespace(settings=Settings(timeout_s=0.1, resize={"leave_s": 0.1}))
+service.stop, service.notifier = SignalStop(), run.Notifier({})
+signal.signal(signal.SIGTERM, service._stop)
+lock = threading.Lock()
+lock.acquire()
+os.kill(os.getpid(), signal.SIGTERM)
+lock.acquire()
+"""
+
+
+@pytest.mark.slow
+def test_a_stopped_companion_ends_whatever_it_waits_for() -> None:
+    """A command that hangs in the kernel, say. systemd kills a service, but nobody a user's companion."""
+    done = subprocess.run([sys.executable, "-c", HANGS], capture_output=True, text=True, timeout=120.0)
+    assert done.returncode == 1 and "line 16 in <module>" in done.stderr, done.stderr
