@@ -127,8 +127,8 @@ def forgot_start(store: Store, job_id: int, job: SlurmJob) -> bool:
 
 
 def forgot_end(client: SlurmClient, store: Store, job_id: int, job: SlurmJob) -> bool:
-    """Tell whether Slurm may have forgotten the end of a running block: the job reported memberships without it, and
-    slurmctld restarted shortly after the first of these."""
+    """Tell whether a block that Slurm shows as running may have ended: the job reported a membership without it, and
+    slurmctld restarted shortly after that report."""
     told = store.memberships(job_id)
     last = next((number for number, one in enumerate(told) if _trains(job, one)), 0)
     return last > 0 and forgotten(client, told[last - 1].time)

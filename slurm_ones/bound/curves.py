@@ -60,14 +60,14 @@ def key_of(submission: Submission, app: Application) -> Key:
 
 @dataclass(frozen=True)
 class Curve:
-    """Progress/s of the jobs with one key, in each of K parts of the training; never below the true speed."""
+    """Progress/s of the jobs with one key, in K parts of the training at N sizes; never below the true speed."""
 
     work: Floats
     """(K,) progress in each part, in samples of the base batch."""
     sizes: Floats | Ints
     """(N,) total GPUs of each size, ascending within a kind. After `counted` they are in GPUs of the fastest kind."""
     kind: Ints
-    """(N,) index of the pool with the slowest kind at each size."""
+    """(N,) slowest kind of GPU at each size, as an index into the cluster's kinds, the slowest kind first."""
     mixed: Bools
     """(N,) True if some of the GPUs are of a faster kind."""
     rate: Floats

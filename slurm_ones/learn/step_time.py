@@ -4,14 +4,14 @@ Compute takes a fixed overhead plus a time for each sample. The exchange of grad
 c1 + d1 · (n - 2) on n GPUs of one node, and c2 + d2 · (n - 2) across nodes. The two overlap: T = (compute^γ +
 sync^γ)^(1/γ). At γ = 1 one follows the other, at a large γ they overlap fully.
 
-Most parameters are logarithms of ratios: c1 to the job's own step, c2 to c1, and each d to its c. So the parameters of
-small and large jobs are comparable, and one job's give a prior for another's. For example, a job with a long exchange
-inside a node has a long one across nodes. d / c is small in a ring all-reduce, in which each GPU sends 2 · (n - 1) / n
-times the gradients' bytes.
+Most parameters are logarithms of ratios: c1 / (time of the job's step on one GPU), c2 / c1, d1 / c1 and d2 / c2. So the
+parameters of small and large jobs are comparable, and one job's give a prior for another's. For example, a job with a
+long exchange inside a node has a long one across nodes. d / c is small in a ring all-reduce, in which each
+GPU sends 2 · (n - 1) / n times the gradients' bytes.
 
-If the bytes that each rank sends in a step are known (`StepLayout`), c1 is the time to send a gigabyte inside a node.
-c2 is this time between nodes. The exchange then takes bytes times the time of a byte, so it can be predicted at an
-untried size. Link speeds learned from one job hold for all jobs whose bytes are known.
+If the bytes that each rank sends in a step are known (`StepLayout`), c1 and c2 have another meaning. They are then the
+seconds to send a gigabyte inside a node and between nodes. The exchange takes gigabytes times these seconds, so it can
+be predicted at an untried size. Link speeds learned from one job hold for all jobs whose bytes are known.
 
 The parameters of many jobs are fitted at once (`fit_all`), with their uncertainty. A job's measurements are noisy step
 times at a few sizes, and no formula is exact: log T = model + misfit + noise. Misfits at similar sizes are correlated

@@ -67,7 +67,7 @@ class OnesOptions:
     own_batch: bool = True
     """True for the batch of highest goodput at each size; False for a batch in proportion to the GPUs, as in ONES."""
     resize_cost: bool = True
-    """True if a change must repay its pause."""
+    """True if a change must gain more than its pause costs, within `horizon_s`, `horizon_share` and `tenure`."""
     greedy: bool = True
     """True to put greedy solutions into the population."""
     local_search: bool = True
@@ -81,12 +81,12 @@ class OnesOptions:
     """True if a job may start with more GPUs than its user asked for, if giving them up costs little. The less certain
     its speed, the fewer it gets."""
     horizon_s: float = 200.0
-    """Longest time, in seconds, in which a change must repay its pause. The time since a job last came or went counts
+    """Seconds within which a change must gain more than its pause costs. The time since a job last came or went counts
     if it is longer."""
     horizon_share: float = 0.5
-    """Second limit for the time to repay a pause, as a share of the job's predicted remaining time."""
+    """The same limit as a share of the job's predicted remaining time; the shortest of the limits counts."""
     tenure: float = 1.0
-    """Third limit for the time to repay a pause, as a multiple of the job's mean time at one size."""
+    """The same limit as a multiple of the job's mean time at one size, besides `horizon_s` and `horizon_share`."""
     borrowed: bool = True
     """True to take preemptions of guests into account; False to count guests as the job's own GPUs."""
     fair_bound: float = 1.5

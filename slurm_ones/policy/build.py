@@ -205,8 +205,8 @@ def allocate_in_order(cluster: ClusterView, jobs: Sequence[JobView], order: Sequ
     they are.
 
     If a job does not fit, later jobs may still start. A running job keeps its shape, batch and nodes if enough GPUs are
-    left at its turn; otherwise it is parked. On a uniform cluster it is also parked if an earlier job needs its nodes.
-    `first` describes the first jobs in reasons.
+    left at its turn; otherwise it is parked (`Schedule.parked`). If `cluster.uniform`, it is also parked if an earlier
+    job needs its nodes. `first` names the jobs at the front in reasons, such as "jobs submitted earlier".
     """
     fixed = fixed_jobs(cluster, jobs)
     wanted: dict[int, Allocation] = {}

@@ -46,8 +46,8 @@ _MIX = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9))
 
 @dataclass(frozen=True)
 class Rows:
-    """Sparse matrix of GPUs, with R rows and a column for each node. Its E nonzero elements are ascending by row, then
-    by node."""
+    """Sparse matrix of the GPUs of R jobs (rows) on the nodes (columns). Its E elements, the numbers above 0, are
+    ascending by row, then by node."""
 
     starts: Ints
     """(R + 1,) index of the first element of each row."""
@@ -88,8 +88,8 @@ class Rows:
         )
 
     def among(self, place: Ints, row: Ints, node: Ints, gpus: Ints) -> Rows:
-        """Return the rows with F more elements, ascending by row and node. `place` is the index of the present element
-        before which each is inserted."""
+        """Return the matrix with F more elements, given by `row`, `node` and `gpus` (F,), ascending by row and node.
+        New element i is inserted before the present element `place[i]`."""
         new = place + np.arange(len(place))
         old = np.ones(len(self.node) + len(place), dtype=np.bool_)
         old[new] = False
@@ -99,7 +99,7 @@ class Rows:
         return Rows(self.starts + running_sum(np.bincount(row, minlength=len(self.starts) - 1)), nodes, amounts)
 
     def holding(self, gpus: Ints) -> Rows:
-        """Return the rows with new numbers of GPUs (E,) for the same elements. Elements with 0 GPUs are removed."""
+        """Return the matrix with the values `gpus` (E,) in its E elements. Elements that are 0 now are removed."""
         kept = gpus > 0
         if kept.all():
             return Rows(self.starts, self.node, gpus)

@@ -232,7 +232,7 @@ class PartitionRules:
     """GPUs of a full node."""
     whole_nodes: bool = False
     split_nodes: bool = True
-    """True if two blocks of a job may share a node: Slurm lets each see the other's GPUs."""
+    """False if Slurm shows a block only its own GPUs of a node; then two blocks of a job may not share a node."""
     kinds: Kinds = field(default_factory=Kinds)
     """Kinds of the partition's GPUs."""
     later: tuple[WaitingStart, ...] = ()
@@ -275,7 +275,7 @@ class Round:
     held: Mapping[int, frozenset[int]] = field(default_factory=dict)
     """Tasks that the companion holds, for each job of blocks that it has resized before, by job id."""
     split_nodes: bool = True
-    """True if two blocks of a job may share a node: Slurm lets each see the other's GPUs."""
+    """False if Slurm shows a block only its own GPUs of a node; then two blocks of a job may not share a node."""
     promises: Mapping[int, PromiseRecord] = field(default_factory=dict)
     """Answer to each job's deadline, promised or refused, by job id."""
     types_given: bool = True

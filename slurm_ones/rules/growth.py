@@ -189,7 +189,7 @@ class _Returns:
         self._pieces = sorted(pieces, key=lambda piece: (not piece.guest, -piece.part.start_time, -piece.part.job_id))
         """Pieces that have not been given back: guests first, then all other pieces; the youngest first in both."""
         self._gone: dict[int, list[tuple[Piece, list[str]]]] = {}
-        """Pieces that each job gives back, by job id, each with the nodes on which the job keeps GPUs."""
+        """Growth that each job gives back, by job id: pairs of a `Piece` and the nodes that a plain job then keeps."""
         self._first: dict[int, WaitingJob] = {}
         """First pending job for which each job gives growth back, by id of the giving job. No entry for a job that is
         only idle."""

@@ -186,8 +186,8 @@ def _borrows(job: JobRules, known: JobModel, rules: PartitionRules, round_: Roun
 
 
 def _no_more(limits: Limits, gpus: int) -> Limits:
-    """Return the limits of a waiting job of blocks without sizes above its request; if all are above it, the smallest
-    stays."""
+    """Return the limits with only the sizes up to `gpus`, the request of a waiting job of blocks. If all sizes are
+    larger, keep the smallest."""
     most = max(gpus, min(limits.gpus, default=0))
     return replace(limits, gpus=tuple(n for n in limits.gpus if n <= most))
 

@@ -384,7 +384,7 @@ class _ErrorEvents(logging.Handler):
 
 
 class Notifications:
-    """Notifications by all sections of the settings, while this companion leads."""
+    """Notifications of this companion while it leads: one `Outbox` for each section `[notify.NAME]` of the settings."""
 
     def __init__(self, settings: Mapping[str, NotifySettings], cluster: str, mode: str = "advise") -> None:
         """Start a thread for each section. Raises `ConfigError` if the file with an address is unreadable or unsafe."""

@@ -283,7 +283,7 @@ class _Stack:
         return found
 
     def legend(self) -> list[Markup]:
-        """Return a sign for each of the `NAMED` groups with the most GPU time, and the number of other groups."""
+        """Return legend entries of up to `NAMED` groups with the most GPU time, and a count of all other groups."""
         spent, signs = dict[str, float](), {}
         totals = (self.holding[:, :-1] * np.diff(self.moments)).sum(axis=1).tolist()
         for group, colour, pattern, total in zip(self.groups, self.colours, self.patterns, totals, strict=True):

@@ -252,7 +252,8 @@ def estimate(values: Sequence[float] | Floats) -> Estimate:
 
 
 def compare(jct: Sequence[Floats], first: Sequence[Floats]) -> Comparison:
-    """Compare a policy's JCTs with the first policy's. Each has an array for each seed; the jobs are the same."""
+    """Compare a policy's JCTs with those of the first policy. Each argument has an array for each seed; their jobs
+    are the same, in the same order."""
     means = np.array([float(seed.mean()) for seed in jct])
     others = np.array([float(seed.mean()) for seed in first])
     paired = np.concatenate(list(jct)) - np.concatenate(list(first))

@@ -58,12 +58,12 @@ class Interval:
     """Throughput in samples/s."""
 
     def samples(self, now: float, most: int) -> int:
-        """Return the samples used in whole steps up to `now`, at most `most`, the samples that are left in the pass."""
+        """Return the samples used in whole steps up to `now`, at most `most`, the number left in the epoch."""
         steps = math.floor((now - self.begun) * self.rate / self.batch + 1e-6)
         return min(steps * self.batch, most)
 
     def boundary(self, time: float, most: int) -> int:
-        """Return the samples used up to the first step boundary after `time`. The end of the pass, after `most`
+        """Return the samples used up to the first step boundary after `time`. The end of the epoch, after `most`
         samples, is the last boundary."""
         if (time - self.begun) * self.rate >= most:
             return most
@@ -570,7 +570,7 @@ class Training:
         self._train()
 
     def _end_epoch(self) -> bool:
-        """Report the end of a pass, and begin the next. Return True if early stopping ends the training."""
+        """Report the end of an epoch, and begin the next. Return True if early stopping ends the training."""
         ended = self._position
         self._position, gives_up = self.curve.next_pass(ended)
         self._reporter.epoch(ended, self.batch)

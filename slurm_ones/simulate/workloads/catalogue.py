@@ -94,9 +94,9 @@ class Kind:
     """Time constant of the metric's exponential rise, as a share of the training. With early stopping it is derived
     from `patience`."""
     too_large: float = 2.0
-    """Largest batch that does not lower the final metric, divided by the noise scale."""
+    """Multiple of the noise scale above which a batch lowers the final metric."""
     gap: float = 0.02
-    """Share of the metric that is lost for each doubling of the batch beyond `too_large`."""
+    """Share of the metric that is lost for each doubling of the batch above this multiple."""
     resize_s: float = 30.0
     parameters: float = 25e6
     """Number of the model's parameters, as published."""

@@ -85,7 +85,7 @@ class Folder:
             self._held = lock_directory(self.job_dir, self.job_id, wait_s=0.0)
 
     def release(self) -> None:
-        """Unlock the directory for other jobs, after removed checkpoints were deleted."""
+        """Wait until old checkpoints are deleted, then unlock the directory for other jobs."""
         self.wait_for_removal()
         if self._held is not None:
             os.close(self._held)
@@ -149,7 +149,7 @@ class Folder:
             self._sweeper.start()
 
     def wait_for_removal(self) -> None:
-        """Wait until removed checkpoints are deleted."""
+        """Wait for the thread that deletes old checkpoints."""
         if self._sweeper is not None:
             self._sweeper.join()
             self._sweeper = None

@@ -21,8 +21,8 @@ class HeldFolder(Folder):
     mode = 0o600
 
     def __init__(self, disk: Folder, path: Path, of: Mapping[str, Sequence[str]] | None = None) -> None:
-        """`path` is the launcher's folder; `of` has the folders, as text, that have each file in the end. The file is
-        written into the first."""
+        """`path` is the launcher's folder. `of` maps each file's name to the paths of the folders that hold the file in
+        the end. The file is written into the first of these folders."""
         super().__init__(disk.job_dir, disk.job_id, disk.restart, keep=1)
         self._disk, self._of, self._launcher = disk, of or {}, path
         self._path = path / CHECKPOINTS

@@ -116,7 +116,7 @@ class Accumulation:
             self._stepping = False
 
     def check(self) -> None:
-        """Raise RuntimeError if, before the last accumulation step, gradients were changed after a backward pass."""
+        """Raise RuntimeError if gradients changed after backward. In the last accumulation step this is allowed."""
         if not self.updates and any(not _unchanged(p.grad, mark) for p, mark in self._marks.items()):
             raise self._changed()
 

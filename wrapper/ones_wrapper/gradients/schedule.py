@@ -249,8 +249,8 @@ def _other(before: Any, now: Any, key: str = "") -> dict[str, Any]:
 
 
 def _differences(scheduler: Any) -> list[str]:
-    """Return messages about a LambdaLR whose functions, which checkpoints do not hold, give another rate than the saved
-    one."""
+    """Return a message for each LambdaLR whose functions give another rate than the saved one. Checkpoints do not hold
+    these functions."""
     found = [text for part in getattr(scheduler, "_schedulers", ()) for text in _differences(part)]
     saved = getattr(scheduler, "_last_lr", None)
     if not isinstance(scheduler, LambdaLR) or not saved:

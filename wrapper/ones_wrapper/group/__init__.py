@@ -195,7 +195,7 @@ class TorchGroup(Group):
 
 
 def check_torch(what: str, group: Group) -> None:
-    """Raise ValueError if the ranks use MPI: `what` sends its messages over torch.distributed."""
+    """Raise ValueError if the ranks use MPI, for a strategy that needs torch.distributed. `what` is its name."""
     if not isinstance(group, TorchGroup):
         raise ValueError(f"{what}: its messages go over torch.distributed; leave out backend='mpi'")
 

@@ -47,8 +47,8 @@ class Coordinator:
         back_off: BackOff,
     ) -> None:
         """`superseded` returns True if another block leads by now; `fits` returns True if the job can train with N
-        ranks. `back_off` has the failures of earlier terms. No plan is published before `changes_by`. Raises
-        `StoreLostError`."""
+        ranks. `back_off` has the failures of earlier terms. No plan is published before the method `changes_by` is
+        called. Raises `StoreLostError`."""
         board.follow("join", "ready", "leaving", "gone", "formed", "unfit")
         self._board, self._orders = board, orders
         self._superseded, self._fits = superseded, fits

@@ -79,7 +79,7 @@ BLOCK_EDGES = (
 """Table of transitions. In addition `lost` may follow any state not in `LAST`."""
 
 LAST = frozenset({_PARTING, _OVER, _LOST})
-"""Final states of a process. The block continues in another process."""
+"""Final states of a block's ranks. After PARTING or LOST its launcher may start new ranks, which begin OUTSIDE."""
 
 _STEPS = {state: {edge.after for edge in BLOCK_EDGES if edge.before is state} | {_LOST} for state in BlockState}
 

@@ -6,7 +6,7 @@ The directory is on the shared file system, and the job's user owns it::
     reports-<restart>.jsonl  reports of one run, one numbered report a line, appended by the job
     orders.json              the newest order (`Order`), replaced atomically by the companion
     checkpoints/step-<n>/    complete checkpoints; a name that starts with a dot is not complete
-    hot/                     leader of a job of blocks (`ones_wrapper.membership`); only the job's blocks use it
+    hot/                     address of the leader, by which the blocks of a job find each other; only they use it
 
 By default the directory is `ones-<job id>` in the directory from which the job was submitted. If it is elsewhere, a
 file `ones-<job id>.where` in the submit directory holds its path.

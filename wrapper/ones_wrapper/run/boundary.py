@@ -24,7 +24,8 @@ SHARE = 0.01
 """Largest share of the training time that agreements may take, unless they would then be more than `LONGEST_S`
 apart."""
 LONGEST_S = 1.0
-"""Longest time between two agreements in seconds, if a step is shorter than this."""
+"""Longest time between two agreements of the ranks (see the module), in seconds. If a step takes longer, every step
+boundary has one."""
 EVERY_S = 0.1
 """Shortest time between two agreements in seconds; but at most `MOST_LEFT_OUT` boundaries are left out for it."""
 MOST_LEFT_OUT = 3

@@ -103,7 +103,8 @@ def _words_of(nodes: Iterable[ast.AST]) -> set[str]:
 
 @cache
 def _computed(path: str) -> list[tuple[set[str], set[str]]]:
-    """Return (variables, words in the expression) for each assignment in a file of a value computed from others."""
+    """Return (assigned variables, words in the assigned expression) for each assignment in a file. Assigned calls are
+    left out, except calls of functions that match `_COMPUTED`."""
     found = [one for one in _nodes(path) if isinstance(one, ast.Assign)]
     computed = [one for one in found if not isinstance(one.value, ast.Call) or _COMPUTED.search(_name(one.value.func))]
     return [({_name(target) for target in one.targets} - {""}, _words(one.value)) for one in computed]
