@@ -218,8 +218,8 @@ class Companion:
         )
 
     def _asked_once(self, what: str, ask: Callable[[], bool]) -> bool:
-        """Return the answer to a question about this Slurm, asked once; False, and asked again, if Slurm refuses to
-        answer."""
+        """Return Slurm's answer to the question `what`, which is asked only once. If Slurm refuses to answer, return
+        False, and ask again at the next call."""
         if what not in self._facts:
             try:
                 self._facts[what] = ask()

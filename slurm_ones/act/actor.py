@@ -241,8 +241,8 @@ class Actor:
             log.warning("job %d: no batch could be ordered: %s", job.job_id, error)
 
     def _write(self, one: PartitionPlan, made: ResizePlan) -> int | None:
-        """Store the partition's decision and return its id; None if it equals the last decision and no moment that this
-        one named has passed."""
+        """Store the partition's decision and return its id; None if it equals the last one. An equal decision is stored
+        all the same once a time has passed that the last one's reasons name."""
         decided, acted = one.decided, made.deferred | {change.job_id for change in made.begin}
         records = tuple(_record(job, decided.schedule, made, job.elastic.job.job_id in acted) for job in one.jobs)
         # Reasons are compared by code, since figures in them change each tick. A changed limit of the site counts.

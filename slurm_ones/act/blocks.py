@@ -105,8 +105,8 @@ def _preparing(machine: Machine, resize: ResizeRecord, array: WholeJob) -> Resiz
 
 
 def _prepare(machine: Machine, resize: ResizeRecord, array: WholeJob) -> tuple[WholeJob, Reason | None]:
-    """Prepare the tasks that will join: hold all waiting tasks, lift the array's throttle, and set shapes. No task
-    starts by this, and steps can be repeated.
+    """Prepare the tasks that will join: hold all waiting tasks, lift the array's throttle, and set shapes. None
+    of these steps starts a task, and each can be repeated.
 
     Return the job as Slurm then shows it, and a reason if a step failed.
     """

@@ -139,7 +139,7 @@ def _has_trained(store: Store, job_id: int, job: SlurmJob) -> bool:
 
 
 def _trains(job: SlurmJob, told: MembershipRecord) -> bool:
-    """Tell whether the membership includes the block with this restart count."""
+    """Tell whether the membership includes the block, with the restart count that it has now."""
     return (task_of(job), job.restart) in zip(told.report.blocks, told.report.restarts, strict=False)
 
 

@@ -75,7 +75,7 @@ class Costs:
         self._begin = self._split(submitted, np.ones(len(submitted)))
 
     def _split(self, times: Floats, jobs: Floats) -> Floats:
-        """Return the number of jobs at each moment (G,); a job between two moments counts for both in parts."""
+        """Return the number of jobs at each moment (G,). A job between two moments is divided between them."""
         times = np.minimum(times, self._moments[-1])
         floor = np.minimum(np.searchsorted(self._moments, times, side="right") - 1, len(self._moments) - 2)
         before, after = self._moments[floor], self._moments[floor + 1]

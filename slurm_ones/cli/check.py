@@ -304,7 +304,7 @@ def _against(limits: StrategyLimits, verdict: Verdict) -> list[ScriptFinding]:
 
 
 def _steps(within: list[SizeLimits], step: int, text: str) -> list[ScriptFinding]:
-    """Warn if the comment allows sizes between those that the strategy can use."""
+    """Warn if the comment allows sizes that the strategy cannot use, between sizes that it can use."""
     low, high = within[0].gpus, within[-1].gpus
     wanted = math.gcd(*(row.gpus - low for row in within))
     if wanted <= 1 or step % wanted == 0:

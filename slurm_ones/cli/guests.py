@@ -22,7 +22,7 @@ from slurm_ones.slurm.model import Partition, Quotas
 GRACE_S = 60
 """GraceTime that the checks recommend, in seconds: enough for a training step."""
 LONG_EXEMPT_S = 60.0
-"""PreemptExemptTime above which there is a warning, in seconds: so long do jobs wait for a guest that has started."""
+"""PreemptExemptTime, in seconds, above which there is a warning: jobs may wait this long for a new guest's GPUs."""
 WANTED = ("youngest_first", "send_user_signal", "reclaim_licenses")
 """Options to have in PreemptParameters: preempt the youngest guest first, signal its script, reclaim licences."""
 OLD_WANTED = ("preempt_youngest_first", "preempt_send_user_signal")

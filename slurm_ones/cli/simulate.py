@@ -36,7 +36,7 @@ Found = TypeVar("Found")
 QUICK_MIX = "ones-sc21"
 """Workload whose jobs take only minutes, so that decisions must be frequent."""
 QUICK_S, USUAL_S, HOT_S = 10.0, 60.0, 15.0
-"""Seconds between decisions: for `QUICK_MIX`; for other workloads; and for these with `--resize hot`."""
+"""Seconds between decisions: for `QUICK_MIX`; for other workloads; for other workloads with `--resize hot`."""
 REQUEUE_S = "30"
 """Default of the option `--resize-cost`."""
 EXECUTORS = ("local", "slurm")

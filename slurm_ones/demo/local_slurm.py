@@ -59,7 +59,7 @@ echo "$last" >> "$(dirname "$0")/{ASKED}"
 """Script in place of `scancel`. Jobs call it only as `scancel --state=PENDING ARRAY`; it records the array's id."""
 
 ANNOUNCE = 'echo "+$$"; exec "$@" >&2'
-"""Shell script that names its process group to the reaper before it runs the command: no process goes unnamed."""
+"""Shell script that prints its process group for the reaper, and only then becomes the command."""
 
 
 class Processes:

@@ -133,8 +133,8 @@ class Observer:
     def _throttles(self, jobs: Mapping[int, WholeJob], snapshot: Snapshot) -> dict[int, int]:
         """Return the task throttles (largest number of tasks that run at once) that the snapshot lacks, by array id.
 
-        Those of arrays of blocks are read again at each tick. While an elastic job runs, those of other waiting arrays
-        are read once. All are read in one call.
+        Throttles of arrays of blocks are read at each tick. While an elastic job runs, throttles of other waiting
+        arrays are read once. One call reads all.
         """
         asked = {
             next(block.job_id for block in one.blocks if not block.ended): array

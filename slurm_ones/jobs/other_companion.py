@@ -24,7 +24,7 @@ from slurm_ones.jobs.elastic import WholeJob
 from slurm_ones.untrusted_files import NotBelieved, job_directory, read_file, status_of
 
 YIELD_S = 300.0
-"""Age, in seconds, up to which a mark or an order counts as recent."""
+"""Age, in seconds, up to which an order, or a spool's mark (`SPOOL_MARK`), shows that a companion is active."""
 
 
 class OtherCompanion:

@@ -58,7 +58,7 @@ MAX_LINES = 2_000
 LEAST_LINES = 64
 """Number of lines that are read from any job in a tick, more than a job writes in a minute."""
 ALL_LINES = 100_000
-"""Number of lines read from all jobs together in a tick, unless `LEAST_LINES` for each job are more."""
+"""Number of lines read from all jobs together in a tick; more if each job would else get less than `LEAST_LINES`."""
 BURST = 2_000
 PER_S = 2.0
 """Accepted reports per second since the run's start, in addition to `BURST`. A wrapper reports every 2 s by default."""

@@ -248,7 +248,7 @@ def _predictions(
 
 
 class _OneByOne:
-    """Combined model for a class without `together`, which calls each model with its row."""
+    """Models of several jobs as one, for a class without `together`: each job's model computes that job's row."""
 
     def __init__(self, models: Sequence[ThroughputModel]) -> None:
         self._models = models

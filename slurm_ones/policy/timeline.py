@@ -29,7 +29,7 @@ class SpeedCurve:
     """Speed of a job at each size, and the work that remains."""
 
     sizes: Ints
-    """(A,) numbers of GPUs above 0, ascending; each is faster than the one before."""
+    """(A,) numbers of GPUs above 0, ascending; the job is faster at each larger number."""
     rate: Floats
     """(A,) progress per second at each size."""
     work: float

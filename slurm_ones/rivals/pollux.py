@@ -269,7 +269,7 @@ def _fair_goodput(tables: Tables, fair: int) -> Floats:
 
 def _goodput_apart(cluster: ClusterView, tables: Tables) -> Floats:
     """Return the goodput (J, U) of each job on two nodes, at sizes that would fit on one node. At other sizes it is
-    that of the tables."""
+    the goodput in the tables."""
     apart: Floats = tables.goodput.copy()
     if cluster.uniform:
         return apart

@@ -425,7 +425,7 @@ def _added(
 def _shapes(gpus: int, kept: Sequence[RunningBlock], site: FreeGpus) -> Iterator[list[Shape]]:
     """Yield ways to divide `gpus` GPUs into new blocks, the best way first, each with its largest block first.
 
-    Blocks of 1, 2, 4… GPUs or nodes are preferred, because some subset of them has any smaller size.
+    Blocks of 1, 2, 4… GPUs or nodes are preferred, since any smaller size is the size of some of them.
     """
     full = site.node_gpus
     nodes, rest = divmod(gpus, full)

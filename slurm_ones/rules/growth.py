@@ -44,7 +44,7 @@ from slurm_ones.slurm.fields import ANY_OF
 from slurm_ones.slurm.model import Node, Quota, SlurmJob
 
 MOST = 50
-"""Number of pending jobs, the first in Slurm's order, for which growth is given back in one tick."""
+"""Largest number of pending jobs for which growth is given back in one tick, in Slurm's order."""
 _ROOM = re.compile(r"$|None$|Resources|Priority|Reservation$|ReqNodeNotAvail(?!.*maintenance)|Nodes.required")
 """Pattern of Slurm's reasons for a job that waits for room, which growth may hold. Other reasons are a hold, a
 dependency, a begin time, a user's own limit, missing hardware."""
@@ -200,7 +200,7 @@ class _Returns:
         self._taken: list[tuple[str, Resources]] = []
         """Nodes and resources that the pending jobs served so far will take, in order."""
         self._not_served: list[tuple[WaitingJob, int]] = []
-        """Pending jobs that cannot start even with all growth, each with the length of `_taken` at that time."""
+        """Pending jobs that cannot start even with all growth, each with the length of `_taken` at the job's turn."""
 
     def give_idle_back(self, idle: Collection[int]) -> None:
         """Give back all growth of idle jobs."""

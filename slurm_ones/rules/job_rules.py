@@ -179,7 +179,7 @@ class Kinds:
 
 HOUR_S = 3600.0
 SURE = 0.9
-"""Probability from which a job counts as near its end: it ends within the given time with at least this probability."""
+"""Least probability of an end within a given time from which a job counts as near its end."""
 
 MOST_DOUBLINGS = 6
 AGAIN_S = 5.0

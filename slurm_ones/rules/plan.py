@@ -48,7 +48,7 @@ class PlannedChange:
     blocks: tuple[int, ...] | None = None
     """Tasks of the blocks that train together after the change, ascending; None for a plain or a pending job."""
     to_hold: tuple[int, ...] = ()
-    """Tasks to hold before others are released."""
+    """Tasks to hold before the array's throttle is lifted (`JobRules.to_hold`)."""
     old_kind: str = ""
     """Kind of GPU that the job asks for now; empty for any kind."""
     new_kind: str = ""

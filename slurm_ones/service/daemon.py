@@ -252,8 +252,8 @@ class Daemon:
             )
 
     def _time_limit(self, seconds: float) -> Callable[[], bool]:
-        """Return a function that returns True once these seconds have passed. If the clock is set back, it takes at
-        most as many seconds more."""
+        """Return a function that returns True once these seconds have passed. If the clock is set back, it
+        returns True `seconds` after that at the latest."""
         until = self._clock() + seconds
 
         def late() -> bool:

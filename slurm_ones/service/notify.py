@@ -330,7 +330,7 @@ class Outbox(threading.Thread):
         return self._address, ""
 
     def run(self) -> None:
-        """Send each message when it is due. Once `stop` is set, send the rest and end."""
+        """Send each message when it is due. Once `stop` is set, send messages that are not due yet, and end."""
         while not self.stop.wait(self._pause()):
             self.send()
         self.send(last=True)

@@ -28,7 +28,7 @@ Floats = npt.NDArray[np.float64]
 WIDTH, HEIGHT = 1000.0, 240.0
 """Size of a drawing in SVG units."""
 MOST_SHAPES = 4_000
-"""Largest number of shapes with a size each. Beyond it, each job is one shape, sampled at equal intervals."""
+"""Largest number of shapes of a chart. If a shape for each size of each job is too many, a job is one sampled shape."""
 FEWEST_INTERVALS = 24
 """Fewest intervals at which sizes are sampled, however many jobs run at once."""
 NAMED = 12

@@ -476,7 +476,7 @@ def alike(measured: Sequence[Measured], what: str = "kind") -> list[Measured]:
 
 
 def _sizes(usage: Usage) -> list[Measured]:
-    """Return the best measurement at each number of GPUs, ascending, of those that took `LONG_S` or longer.
+    """Return the best measurement of at least `LONG_S` seconds at each number of GPUs, ascending.
 
     Without goodput, only the batch that was measured longest counts: other batches' throughputs do not compare.
     """

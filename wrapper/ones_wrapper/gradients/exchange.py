@@ -237,7 +237,7 @@ class DdpExchange(Exchange):
         self._frozen: list[bool] = []
         """Flags of the parameters in `_learns`: True if the parameter was frozen when DDP was last built."""
         self._looked = 0
-        """Number of passes so far in which a single rank ran these checks."""
+        """Number of passes so far for which a single rank needs DDP only because of its checks (see `LOOK`)."""
         self._hooked = True
         """True if DDP's communication hook is called in the present pass."""
 
