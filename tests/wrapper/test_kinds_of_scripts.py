@@ -14,7 +14,7 @@ from torch import nn
 from ones_wrapper import testing
 from ones_wrapper.process.hooks import FLAGS
 from ones_wrapper.script.line import is_script_file
-from ones_wrapper.script.source import counter, cut, names_rank, ranges
+from ones_wrapper.script.source import counter, cut, divided, names_rank, ranges
 from tests.marks import nightly
 from tests.wrapper.test_more_scripts import START
 from tests.wrapper.test_scripts import Loop, Numbers, logged
@@ -87,6 +87,11 @@ class Trainer:
 trainer = Trainer()
 del stopper
 """
+SUMMED = LOOP.replace("    for", "    total, seen = 0.0, 0\n    for", 1) + "        total += loss.item()\n"
+TIMED = "scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 6)\n"
+BY_HAND = """        for group in optimizer.param_groups:
+            group["lr"] *= 0.9
+"""
 SEEDED = "torch.manual_seed(5 + job.rank)\n"
 TOY = """
 class Toy(Dataset):
@@ -107,6 +112,7 @@ def scripted(text: str, path: Path) -> None:
 
 SECOND, CUT, EVERYWHERE = "a second DataLoader", "data is cut by rank and world size", "is called on all ranks"
 HOOKED, DRAWN = "a hook on a parameter's gradient", "data is drawn (train.py:"
+DIVIDED = "`total / len(loader)` (train.py:AT): the sum begins again at each resize"
 COUNTER, COLLECTED, EMPTIED = "counts from 0 again", "history (train.py:", "is open for writing from its beginning"
 
 
@@ -143,6 +149,12 @@ COUNTER, COLLECTED, EMPTIED = "counts from 0 again", "history (train.py:", "is o
         ("from types import SimpleNamespace\nstate = SimpleNamespace(seen=0)\n" + PREPARE + LOOP
          + "        state.seen = state.seen + 1\n", "SimpleNamespace.seen (train.py:"),
         (PREPARE + "best = torch.tensor(9.0)\n" + LOOP + "        best = loss.detach()\n", "best (train.py:"),
+        (PREPARE + "best = None\n" + LOOP + "        print(loss.item())\n        best = loss.item()  # AT\n",
+         "best (train.py:AT): what the script counts"),
+        (PREPARE + SUMMED + "    print(total / len(loader))  # AT\n", DIVIDED),
+        (PREPARE + SUMMED + "        seen += len(x)\n    print(job.mean(total, seen))\n", ""),
+        (TIMED + PREPARE + LOOP + "        scheduler.step()\n", "CosineAnnealingLR drives a registered optimizer"),
+        (PREPARE + LOOP + BY_HAND.replace("0.9", "0.9  # AT"), "at each step (train.py:AT), and no schedule"),
         (PREPARE + LOOP.replace("    for", "    n = 0\n    for", 1) + "        n += 1\n", ""),
         (PREPARE + "n = 0\n" + LOOP + "        n += 1\n        if n > 9:\n            n = 0\n", "n (train.py:"),
         (SEEDED + "data = TensorDataset(torch.randn(12, 2))\n" + PREPARE + LOOP, DRAWN),
@@ -167,7 +179,8 @@ def test_what_a_resize_would_change_is_said_before_it(
     _, log = logged(partial(scripted, BEGIN + text, tmp_path / "train.py"), capfd)
     lines = [line for line in log.splitlines() if not line.startswith("ones: init")]
     assert len(lines) == bool(said), log
-    assert said in log
+    marked = [number for number, line in enumerate((BEGIN + text).splitlines(), 1) if line.endswith("# AT")]
+    assert said.replace("AT", str(*marked)) in log
 
 
 @pytest.mark.parametrize(
@@ -250,6 +263,44 @@ def test_counters_of_loops(loop: str, test: str, act: str, found: str, tmp_path:
     path = tmp_path / "a.py"
     path.write_text(f"for {loop}:\n    if {test}:\n        {act}\n")
     assert (counter(str(path), 1) or ("", 0))[0] == found
+
+
+ADDS = "total += loss.item()"
+SEEN = f"{ADDS}; seen += len(x)"
+
+
+@pytest.mark.parametrize(
+    ("adds", "after", "found"),
+    [
+        (ADDS, "total / len(loader)", True),
+        ("total = total + loss.item()", "print(f'{100 * total / len(loader):.1f}')", True),
+        ("losses.append(loss.item())", "sum(losses) / len(loader)", True),
+        ("self.total += loss", "self.total /= len(self.loader)", True),
+        ("sums['loss'] += loss", "mean = sums['loss'] / n_batches", True),
+        (ADDS, "steps = max(len(loader), 1); total / steps", True),
+        (ADDS, "total = torch.tensor(total); total / len(loader)", True),
+        (SEEN, "job.mean(total, len(data))", True),
+        (SEEN, "job.mean(total, seen)", False),
+        (SEEN, "seen = torch.tensor(seen); total / max(1, seen)", False),
+        (f"{ADDS}; self.n_samples += 1", "total / self.n_samples", False),
+        (ADDS, "total / (i + 1)", False),
+        ("losses.append(loss.item())", "n = len(losses); sum(losses) / n", False),
+        ("kept['total'] += loss.item()", "kept['total'] / len(loader)", False),
+        (f"{ADDS}; total = 0 if i % 9 else total", "total / len(loader)", False),
+        ("seen += len(x)", "seen / (time.time() - start)", False),
+        ("spent += time.time() - start", "spent / 3600", False),
+        ("self.total += loss", "self.size = len(data); self.total / self.spent", False),
+        (ADDS, "total = 0\nfor x in test: total += 1\ntotal / len(test)", False),
+        (ADDS, "def evaluate():\n    return total / len(loader)", False),
+        ("print(loss)", "total / len(loader)", False),
+    ],
+)
+def test_sums_that_are_divided_by_a_length(adds: str, after: str, found: bool, tmp_path: Path) -> None:
+    """Protects the printed loss of an epoch in which a job is resized; sums with a count of their own are as right."""
+    path = tmp_path / "a.py"
+    path.write_text(f"start = time.time()\nfor i, x in enumerate(loader):\n    {adds}\n{after}\n")
+    line = (divided(str(path), 2, ["kept"]) or ("", 0))[1]
+    assert line == (4 if found else 0)
 
 
 # -- what remains after a signal, and after layers froze ---------------------------------------------------------------

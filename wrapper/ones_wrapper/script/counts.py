@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections import deque
+from collections import ChainMap, deque
 from collections.abc import Callable, Collection, Iterable
 from types import CodeType, FrameType
 from typing import Any
@@ -13,7 +13,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import Dataset
 
-from ones_wrapper.script.line import is_script, variables
+from ones_wrapper.script.line import is_script, place, variables
 from ones_wrapper.script.source import kept, renewed
 
 _FEW, _LONG = 100, 10_000
@@ -26,25 +26,28 @@ them."""
 def counts(
     frames: Iterable[FrameType], models: Iterable[Any], carried: Collection[int], known: Iterable[str]
 ) -> list[str]:
-    """Return the names of numbers that the script counts up by a constant, or that are named like a best value.
+    """Return names and lines of numbers that the script counts up by a constant, or that are named like a best value.
 
     Variables of `frames` are searched, attributes of objects in these or in models, and attributes of these attributes.
     Objects whose ids are in `carried`, and names in `known`, are left out.
     """
-    found, things, shared = [], [*models], set[str]()
+    found, things, shared = dict[str, str](), [*models], dict[str, str]()
     for frame in frames:
-        values, names = variables(frame), dict.fromkeys(kept(frame.f_code))
-        shared |= names.keys()
+        values, names = variables(frame), _places(frame.f_code)
+        shared |= names
         things += [one for one in flat(values.values(), _FEW) if id(one) not in carried]
-        found += [name for name in names if name in values and _is_number(values[name])]
+        found |= {name: names[name] for name in names if name in values and _is_number(values[name])}
     own = [one for one in things if codes(type(one)) or type(one).__module__ in _PLAIN]
     inner = (it for one in own for it in flat(attributes(one).values(), _FEW) if codes(type(it)))
     for one in [*own, *(it for it in inner if id(it) not in carried)]:
-        its = shared.union(*map(kept, codes(type(one))))
-        found += [
-            f"{type(one).__name__}.{at}" for at, it in attributes(one).items() if f".{at}" in its and _is_number(it)
-        ]
-    return [one for one in dict.fromkeys(found) if one not in known]
+        its = dict(ChainMap(shared, *map(_places, codes(type(one)))))
+        numbers = [at for at, it in attributes(one).items() if f".{at}" in its and _is_number(it)]
+        found |= {f"{type(one).__name__}.{at}": its[f".{at}"] for at in numbers}
+    return [name + where for name, where in found.items() if name not in known]
+
+
+def _places(code: CodeType) -> dict[str, str]:
+    return {name: place(code.co_filename, number) for name, number in kept(code).items()}
 
 
 def flat(values: Iterable[Any], most: int = _LONG) -> list[Any]:

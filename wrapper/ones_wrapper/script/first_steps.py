@@ -68,6 +68,7 @@ FORGOTTEN = (
     "{name} {what} and is not registered, so it begins again at each resize: give it to job.prepare, together with "
     "model and optimizer, or to accelerator.{call}"
 )
+DRIVES = ("drives a registered optimizer", "prepare")
 METHODS = (
     ". It needs state_dict and load_state_dict (a callback of the Trainer: ExportableState); a dict of tensors is "
     "saved as it is"
@@ -77,9 +78,13 @@ COPY = (
     "resize. Give it to job.prepare, together with model and optimizer, or to accelerator.register_for_checkpointing"
 )
 COUNTS = (
-    "{names}{line}: what the script counts, collects or draws by variables of its own begins again at each resize, "
+    "{names}: what the script counts, collects or draws by variables of its own begins again at each resize, "
     "and in a new block. Keep it in a dict that job.prepare carries (`kept = {{'best': 0.0, 'replay': []}}`), alike on "
     "all ranks; count steps by job.base_steps, and draw by the global random generators"
+)
+DIVIDED = (
+    "`{text}`{line}: the sum begins again at each resize, and in a new block, so count what was summed (`total += "
+    "loss.item() * len(x); seen += len(x)`) and take job.mean(total, seen) on all ranks"
 )
 EMPTIED = (
     "{name} is open for writing from its beginning, so each start empties it: job.open({name!r}) continues the file "
@@ -159,6 +164,8 @@ class FirstSteps:
         self._collected: dict[str, Any] = {}
         """Result of `collected` after the first step."""
         self._rates: list[list[float]] = []
+        self._scheduled = False
+        """True if a schedule that is not registered was named."""
         self.loads: list[str] = []
         """Messages about states that the script itself loaded after registration."""
         self._watches = self._watch_loads()
@@ -235,9 +242,9 @@ class FirstSteps:
                 for text in self._forgotten():
                     log(text)
         known = (hasattr(one, "scheduler") or _SCHEDULE.search(type(one).__name__) for one in self._carried)
-        scheduled = self._saves or self.counts_by_job or any(known)
+        scheduled = self._saves or self.counts_by_job or self._scheduled or any(known)
         if len(self._rates) > 2 and not scheduled and self._rates[-3] != self._rates[-2] != self._rates[-1]:
-            self.say(RATE)
+            self.say(RATE.replace("{line}", _rate_line()))
 
     def say(self, text: str) -> None:
         """Log a message once, with the script's present line."""
@@ -268,6 +275,7 @@ class FirstSteps:
             if seen[id(kind)] > _FEW or id(thing) in carried or not (kind in copied or _stateful(kind)):
                 continue
             if what := self._lost(thing):
+                self._scheduled = self._scheduled or what == DRIVES
                 needs = "" if callable(getattr(kind, "load_state_dict", None)) else METHODS
                 found.append(FORGOTTEN.format(name=kind.__name__, what=what[0], call=what[1]) + needs)
             elif kind in copied and not self._saves and [p.shape for p in thing.parameters()] == copied[kind]:
@@ -280,10 +288,10 @@ class FirstSteps:
         now, before = collected(stack, carried), self._collected
         names = [
             *counts(stack, self._model.modules(), carried, known),
-            *(it for it in now if now[it] != before.get(it, now[it])),
+            *(it + line() for it in now if now[it] != before.get(it, now[it])),
         ][:5]
         if names and not self._saves:
-            found.append(COUNTS.format(names=", ".join(names), line=line()))
+            found.append(COUNTS.format(names=", ".join(names)))
         for parameter in self._trained:
             for key, hook in (parameter._backward_hooks or {}).items():
                 if is_script(code := getattr(hook, "__code__", None)):  # rather than a strategy's
@@ -294,6 +302,9 @@ class FirstSteps:
         for frame in stack:
             if counted := source.counter(path := frame.f_code.co_filename, frame.f_lineno):
                 found.append(COUNTER.format(test=counted[0], line=place(path, counted[1])))
+            saved = [one for one, it in variables(frame).items() if id(it) in carried and type(it) not in (int, float)]
+            if divided := source.divided(path, frame.f_lineno, saved):
+                found.append(DIVIDED.format(text=divided[0], line=place(path, divided[1])))
         return list(dict.fromkeys(found))
 
     def _hooked(self, hook: Callable[[Any], Any], code: CodeType, gradient: Any) -> Any:
@@ -311,7 +322,7 @@ class FirstSteps:
         """Return (reason, Accelerate's method to register it) if a resize would lose this object's state; else None."""
         schedules = isinstance(thing, LRScheduler) or _SCHEDULE.search(type(thing).__name__)
         if schedules and {id(one) for one in self._optimizers} & {id(one) for one in _reached(thing, INNER)}:
-            return "drives a registered optimizer", "prepare"
+            return DRIVES
         if isinstance(thing, torch.amp.GradScaler):
             lost = thing.is_enabled()
         else:
@@ -336,6 +347,12 @@ class FirstSteps:
         own = {id(one) for p in trained for one in (p, p.grad)}
         its = Counter(one.shape for one in tensors if id(one) not in own)
         return Counter(p.shape for p in trained) <= its
+
+
+def _rate_line() -> str:
+    """Return the script's line that sets a learning rate; empty if none is found."""
+    found = ((path, source.rate(path)) for path in sorted(source.files(frames())))
+    return next((place(path, number) for path, number in found if number), "")
 
 
 def _empties(file: io.TextIOWrapper) -> bool:

@@ -1,5 +1,5 @@
-"""Search in the script's text for lines that depend on the rank, for data split by rank, and for actions at a loop's
-own count."""
+"""Search in the script's text for code that depends on the rank, sums divided by a length, and actions at a loop's own
+count."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import ast
 import linecache
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
 from functools import cache
 from types import CodeType, FrameType
 from typing import Any, TypeGuard
@@ -24,6 +24,8 @@ _BY_NODE = {"split_by_node", "split_dataset_by_node", "sharding_filter"}
 """Functions of data libraries that split a stream by rank and world size."""
 _BEST = re.compile(r"(?<![a-z])best(?![a-z])", re.IGNORECASE)
 _COUNTED = re.compile(r"(.+) (?:\+= \d+|= \1 \+ \d+)")
+_ADDED = re.compile(r"(.+?)(?: \+= .+| = \1 \+ .+|\.append\(.+)")
+_LENGTH = re.compile(r"^len$|batches|samples|per_epoch", re.IGNORECASE)
 _COMPUTED = re.compile(r"^(?:int|str|min|max|ceil|join|joinpath|format|Path|get\w*)$")
 """Pattern of functions whose result depends on the rank if one of their arguments does."""
 _SEEDS = re.compile(r"seed|default_rng|RandomState")
@@ -36,6 +38,7 @@ _DATA = re.compile(r"^(?:\w*Dataset|Subset|DataLoader|loader|prepare)$")
 _ACTS = re.compile(r"eval|valid|(?:^|_)test|save|checkpoint|target|load_state|copy_|update_|freeze", re.IGNORECASE)
 """Pattern of calls that change the training, or that all ranks must make together; calls that only print do not
 matter."""
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _HELD = {ast.Name: "id", ast.Attribute: "attr", ast.arg: "arg", ast.keyword: "arg", ast.Constant: "value"}
 """Types of syntax tree nodes that contain a word, and the attribute that has the word."""
 
@@ -218,6 +221,81 @@ def counter(path: str, line: int) -> tuple[str, int] | None:
     return None
 
 
+def divided(path: str, line: int, carried: Collection[str] = ()) -> tuple[str, int] | None:
+    """Return the text and line of a division of a sum by a length; None if there is none. The innermost loop around
+    this line adds to the sum, and the division follows that loop. Divisors that the loop changes, and sums in the
+    variables `carried`, are left out."""
+    loop = _innermost(path, line, (ast.For, ast.While))
+    if loop is None:
+        return None
+    sums, changed = _sums(loop)
+    sums = {one for one in sums if re.split(r"[.[]", one)[0] not in carried}
+    computed = [(one.targets, _words(one.value)) for one in _nodes(path) if isinstance(one, ast.Assign)]
+    lengths = {name for targets, words in computed if any(map(_LENGTH.search, words)) for name in map(_name, targets)}
+    for node in _in_order(_innermost(path, line, _FUNCTIONS) or _nodes(path)[0]):
+        if getattr(node, "lineno", 0) <= _end(loop):
+            continue
+        if isinstance(node, ast.Assign):
+            targets, used = _stored([node]), _texts(node.value)
+            sums -= targets - used
+            changed |= targets if changed & used else set()
+        for total, count in _division(node):
+            by_length = any(_LENGTH.search(word) or word in lengths for word in _words(count))
+            if by_length and sums & _texts(total) and not changed & _texts(count):
+                return ast.unparse(node), getattr(node, "lineno", 0)
+    return None
+
+
+def _innermost(path: str, line: int, kinds: tuple[type[ast.stmt], ...]) -> ast.stmt | None:
+    around = (one for one in _nodes(path) if isinstance(one, kinds) and one.lineno <= line <= _end(one))
+    return max(around, key=lambda one: one.lineno, default=None)
+
+
+def _sums(loop: ast.stmt) -> tuple[set[str], set[str]]:
+    """Return the variables that a loop only adds to, and all variables that it changes."""
+    inside = [*ast.walk(loop)]
+    statements = [one for one in inside if isinstance(one, (ast.Assign, ast.AugAssign, ast.Expr))]
+    added = {one: match[1] for one in statements if (match := _ADDED.fullmatch(ast.unparse(one)))}
+    begun = _stored(one for one in statements if isinstance(one, ast.Assign) and one not in added)
+    return {*added.values()} - begun, {*added.values()} | _stored([loop])
+
+
+def _in_order(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the nodes of a function or file in the order of its text, without functions and classes in it."""
+    for one in ast.iter_child_nodes(node):
+        if not isinstance(one, (*_FUNCTIONS, ast.ClassDef)):
+            yield one
+            yield from _in_order(one)
+
+
+def _texts(node: ast.AST) -> set[str]:
+    """Return the texts of the variables, attributes and items in a syntax tree."""
+    return {ast.unparse(one) for one in ast.walk(node) if isinstance(one, (ast.Name, ast.Attribute, ast.Subscript))}
+
+
+def _stored(nodes: Iterable[ast.AST]) -> set[str]:
+    """Return the texts of the variables, attributes and items that statements assign."""
+    every = (one for node in nodes for one in ast.walk(node))
+    return {ast.unparse(one) for one in every if isinstance(getattr(one, "ctx", None), ast.Store)}
+
+
+def _division(node: ast.AST) -> list[tuple[ast.expr, ast.expr]]:
+    """Return (dividend, divisor) if a node is a division or a call such as `job.mean(total, count)`; else nothing."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
+        return [(node.left, node.right)]
+    if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Div):
+        return [(node.target, node.value)]
+    if isinstance(node, ast.Call) and _name(node.func) == "mean" and len(node.args) == 2:
+        return [(node.args[0], node.args[1])]
+    return []
+
+
+def rate(path: str) -> int:
+    """Return the last line of a file that sets a learning rate, `group["lr"] = …`; 0 if there is none."""
+    items = (one for one in _nodes(path) if isinstance(one, ast.Subscript) and isinstance(one.ctx, ast.Store))
+    return max((one.lineno for one in items if ast.unparse(one.slice) == "'lr'"), default=0)
+
+
 def _acts(node: ast.AST) -> bool:
     return isinstance(node, ast.Call) and bool(_ACTS.search(_name(node.func)))
 
@@ -257,8 +335,8 @@ def _kept_lines(path: str) -> list[tuple[int, str]]:
     return found
 
 
-def kept(code: CodeType) -> list[str]:
-    """Return the names of this code's counts (`n += 1`, `n = n + 1`) and best values; names of attributes begin with a
-    dot."""
+def kept(code: CodeType) -> dict[str, int]:
+    """Return by name the last line of this code's counts (`n += 1`, `n = n + 1`) and best values. Names of attributes
+    begin with a dot."""
     lines = {number for *_, number in code.co_lines()}
-    return [name for number, name in _kept_lines(code.co_filename) if number in lines]
+    return {name: number for number, name in sorted(_kept_lines(code.co_filename)) if number in lines}
