@@ -466,3 +466,21 @@ def test_a_lone_block_makes_no_copy(tmp_path: Path, group: Group, place: MemoryF
     with closing(Checkpoints(tmp_path, group, 7, 0)) as box:
         end = copied(box, place, 2)
     assert isinstance(end, Failed) and "no other block" in end.why and not (tmp_path / "checkpoints" / HELD).exists()
+
+
+@pytest.mark.usefixtures("both")
+def test_a_rank_that_is_lost_as_the_copy_is_described(
+    tmp_path: Path, group: Group, place: MemoryFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is described stays, although the ranks cannot agree on it any more."""
+    complete = HeldFolder.complete
+
+    def lost(*given: Any) -> int:
+        complete(*given)
+        raise ValueError("a rank is lost")
+
+    with closing(Checkpoints(tmp_path, group, 7, 0)) as box:
+        box.save(state(1), at(1))
+        monkeypatch.setattr(HeldFolder, "complete", lost)
+        assert isinstance(copied(box, place, 2), Failed)
+    assert value(tmp_path, group)[1] == 2

@@ -74,7 +74,7 @@ def test_a_node_that_is_lost_costs_the_steps_since_the_last_copy(job: Job, memor
     known = len(job.of(Hello))
     job.blocks[victim].kill()
     hello = until(lambda: job.of(Hello)[known:], job.errors)[0]
-    assert hello.step >= step_of(before) > last and hello.checkpoint == ""
+    assert hello.step >= step_of(before) > last and hello.checkpoint == "", job.errors()
     durable(job, hello.step)
     job.start(victim, restart=1)
     job.wait_for(0, 1, after=job.of(Membership)[-1].generation)

@@ -40,6 +40,9 @@ class HeldFolder(Folder):
     def begin(self, name: str) -> None:
         """Do nothing, because `make` did it."""
 
+    def discard(self, name: str) -> None:
+        """Do nothing: the checkpoint may be described already, and the next `make` removes it."""
+
     def complete(self, name: str, progress: TrainingProgress, files: dict[str, Sum]) -> int:
         """Describe the checkpoint among the job's checkpoints; return its size in bytes."""
         self._disk.hold(self.described(name, progress, files))
