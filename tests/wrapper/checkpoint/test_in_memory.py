@@ -483,4 +483,5 @@ def test_a_rank_that_is_lost_as_the_copy_is_described(
         box.save(state(1), at(1))
         monkeypatch.setattr(HeldFolder, "complete", lost)
         assert isinstance(copied(box, place, 2), Failed)
+    monkeypatch.setattr(checkpoints, "bring", BRING)
     assert value(tmp_path, group)[1] == 2
