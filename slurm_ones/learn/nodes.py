@@ -72,6 +72,7 @@ class _Run(NamedTuple):
     alike: Hashable
     """Key of runs that can be compared: same owner, script, number of nodes, GPUs per node, batch and kind of GPU."""
     voter: Hashable
+    """Owner of the run; the job if all measurements are of one owner."""
     run: Hashable
     owner: str
     names: frozenset[str]
@@ -80,7 +81,7 @@ class _Run(NamedTuple):
 
 
 class _Comparison(NamedTuple):
-    """Log of a node's relative speed with its variance, from one voter's runs there and elsewhere."""
+    """Log of a node's relative speed with its variance, from one voter's runs there and on other nodes."""
 
     name: str
     voter: Hashable

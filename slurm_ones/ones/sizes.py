@@ -182,7 +182,7 @@ class Guests(NamedTuple):
     """Expected life of guests at each size, and the training time that their loss costs."""
 
     life_s: Floats
-    """(J, U) expected life of each guest, in seconds; infinite without guests."""
+    """(J, U) expected life of a guest, in seconds; infinite at sizes without guests."""
     lost: Floats
     """(J, U) fraction of the job's training time that preemptions of guests cost."""
 

@@ -192,7 +192,7 @@ class Metrics:
         self._shown: set[tuple[str, ...]] = set()
         """Names and labels of series labelled by a reason, which Prometheus may have read already."""
         self._later: list[tuple[tuple[str, ...], Total]] = []
-        """Series labelled by a reason that show 0 now, and are increased at the next tick, once for each entry."""
+        """Series that this tick shows at 0 for the first time. The next tick adds one for each entry."""
         self._present = _Present(clock)
         self.registry.register(self._present)
         self._figures: dict[str, Any] = {}

@@ -278,8 +278,8 @@ class Queue(NamedTuple):
         return cls(",".join(job.partitions), job.qos, job.account, job.time_limit_s or math.inf, licenses)
 
     def other_than(self, job: SlurmJob) -> Queue:
-        """Return the update that moves the job to this queue, with equal fields empty. A change of partition, QOS or
-        account includes the time limit, because Slurm resets it."""
+        """Return the update that moves the job to this queue. Fields that stay the same are empty. A change of
+        partition, QOS or account includes the time limit, because Slurm resets it."""
         limit_s = self.time_limit_s
         wanted = self if math.isinf(limit_s) else self._replace(time_limit_s=limit_s // 60 * 60.0)
         same = [name for name, value, has in zip(self._fields, wanted, Queue.of(job), strict=True) if value == has]

@@ -428,7 +428,7 @@ class Position:
     epoch: int = 0
     """Number of complete passes over the data."""
     cursor: int = 0
-    """Number of samples already used in the present pass."""
+    """Number of samples already used in the present epoch."""
     step: int = 0
     progress: float = 0.0
     """Progress in samples of the base batch."""
@@ -467,7 +467,7 @@ class TrainingCurve:
         return self._sample_curves[batch]
 
     def use(self, at: Position, samples: int, batch: int, steps: int) -> Position:
-        """Return the position after `samples` more samples of the same pass, used in `steps` steps of size `batch`."""
+        """Return the position after `samples` more samples of the same epoch, used in `steps` steps of size `batch`."""
         ends, used = self._ends, self._sample_curve(float(batch))
         progress = interpolated(interpolated(at.progress, ends, used) + samples, used, ends)
         return replace(at, cursor=at.cursor + samples, step=at.step + steps, progress=progress)
@@ -488,7 +488,7 @@ class TrainingCurve:
         return at.progress >= self.total * (1.0 - 1e-12)
 
     def next_pass(self, at: Position) -> tuple[Position, bool]:
-        """Return the position at the start of the next pass, and True if early stopping ends the training now."""
+        """Return the position at the start of the next epoch, and True if early stopping ends the training now."""
         app, reached, gives_up = self.application, at.reached, False
         if app.patience:
             full = len(reached) >= app.patience

@@ -152,7 +152,7 @@ class StrategySpeed:
         )
 
     def later(self) -> StrategySpeed:
-        """Return this speed for the rest of the training after `from_share`, when the exchange is smaller."""
+        """Return the speed after `from_share` of the training, when the exchange is smaller."""
         return replace(self, share=self.by.from_share)
 
 

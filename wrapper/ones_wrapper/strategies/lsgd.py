@@ -76,7 +76,7 @@ class LsgdExchange(ApartExchange):
         """Restart the count of steps, because all ranks have the leader's parameters now."""
         self._losses: list[tuple[torch.Tensor | float, int]] = []
         self._since = self.leader = 0
-        """Steps since the last round of all ranks; `leader` is the best rank in that round. The job saves its model."""
+        """Steps since the last round of all ranks. The job saves the model of `leader`, the best rank in that round."""
         self._local: list[torch.Tensor] = []
         self._global: list[torch.Tensor] = []
         """Parameters of the leader of the node, and of all ranks, as one vector for each bucket; empty before the first
