@@ -270,7 +270,7 @@ class Leftovers:
         return True
 
     def forget(self, alive: Collection[int]) -> None:
-        """Forget all jobs except these."""
+        """Forget all jobs that are not in `alive`."""
         self._gone_on = {id_: step for id_, step in self._gone_on.items() if id_ in alive}
         self._told = {key for key in self._told if key[0] in alive}
 
@@ -372,5 +372,5 @@ class GuestHolds:
             log.error("block %s: its hold could not be lifted: %s", task, error)
 
     def forget(self, alive: Collection[int]) -> None:
-        """Forget all jobs except these."""
+        """Forget all jobs that are not in `alive`."""
         self._put = {key: time for key, time in self._put.items() if key[0].array in alive}

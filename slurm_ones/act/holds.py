@@ -103,7 +103,7 @@ class HeldTasks:
         return self.take(job_id, [task])
 
     def forget(self, alive: Collection[int]) -> None:
-        """Forget all jobs except these."""
+        """Forget all jobs that are not in `alive`."""
         self._held = {job_id: held for job_id, held in self._held.items() if job_id in alive}
 
     def _by_blocks(self, job_id: int) -> list[ResizeRecord]:

@@ -153,7 +153,7 @@ LASTS = {
     State.JOINING: "blocks_wait_s",
     State.LEAVING: "blocks_wait_s",
 }
-"""Name of the field of `config.ResizeSettings` with the longest time, in seconds, that each state may last."""
+"""Longest time, in seconds, that a state may last, by state: the name of a field of `config.ResizeSettings`."""
 
 HOLDS_JOB = frozenset({State.REQUEUING, State.PARKING, State.HOLDING, State.RESHAPING, State.RELEASING})
 """States in which the companion may hold the job; it releases the job before it gives up the resize."""

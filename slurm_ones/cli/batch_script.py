@@ -155,7 +155,7 @@ def _directive(number: int, rest: str, options: dict[str, tuple[int, str]]) -> I
 
 
 def options_in(words: list[str]) -> Iterator[tuple[str, str]]:
-    """Yield (option's long name, value) for each of sbatch's arguments; any other word counts as an option."""
+    """Yield (long name, value) for each option in sbatch's arguments. Any other word is treated like an option."""
     while words:
         word = words.pop(0)
         name, equals, value = word.partition("=")

@@ -284,7 +284,7 @@ class JobDirectories:
         self._hellos: dict[tuple[int, int], Hello] = {}
 
     def forget(self, alive: Container[int]) -> None:
-        """Forget all jobs except these."""
+        """Forget all jobs that are not in `alive`."""
         self._hellos = {key: hello for key, hello in self._hellos.items() if key[0] in alive}
         self._failed = {key: times for key, times in self._failed.items() if key[0] in alive}
 
@@ -391,7 +391,7 @@ class Notes:
         return f"{note.problem} (last seen {_clock(note.seen)})"
 
     def forget(self, alive: Container[int]) -> None:
-        """Forget all jobs except these."""
+        """Forget all jobs that are not in `alive`."""
         self._notes = {id_: note for id_, note in self._notes.items() if id_ in alive}
         self._read = {id_: when for id_, when in self._read.items() if id_ in alive}
 

@@ -41,8 +41,7 @@ LEAST = 1e-3
 DECLARED = -1
 """Index of the feature that is NaN for jobs that declared no epochs."""
 RARE = 0.1
-"""Quantile, over finished jobs, of remaining epochs divided by the first guess. It is the lower bound of that ratio in
-predictions."""
+"""Quantile of the ratio remaining epochs / first guess over finished jobs; no prediction has a lower ratio."""
 
 
 @dataclass(frozen=True)

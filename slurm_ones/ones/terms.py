@@ -51,7 +51,7 @@ class Situation:
 
 @dataclass(frozen=True)
 class Outlook(Situation):
-    """Second input of the rules: each job's predicted speed and remaining work."""
+    """Second input of the rules: `Situation`, with each job's predicted speed and remaining work."""
 
     speed: Floats
     """(J, U) progress/s after all rules, in samples at the base batch; 0 at a size that the job may not have."""
@@ -65,7 +65,7 @@ class Outlook(Situation):
 
 @dataclass(frozen=True)
 class Priced(Outlook):
-    """Third input of the rules: what each job's progress is worth."""
+    """Third input of the rules: `Outlook`, with what each job's progress is worth."""
 
     weight: Floats
     """(J,) weight of a second of each job's waiting."""

@@ -25,9 +25,9 @@ STRANGERS = 256
 HEADER_S = 5.0
 """Seconds after which a connection is closed if it has not sent its first request's header."""
 PATIENCE_S = 10.0
-"""Seconds between two checks. A connection is closed at the second one without a request or a read of its answer."""
+"""Seconds between two checks. A connection is closed if two in a row find no request, or no read of its answer."""
 AT_A_TIME = 16
-"""Divisor of `CONNECTIONS`: the share that is closed at a time, since one costs as much to find as many."""
+"""Divisor of `CONNECTIONS`: the share that is closed at a time, since finding one takes as long as finding many."""
 COUNT_S = 0.1
 """Seconds for which a count of strangers is used."""
 REFUSED_AT_ONCE = 64

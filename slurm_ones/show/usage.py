@@ -478,7 +478,7 @@ def alike(measured: Sequence[Measured], what: str = "kind") -> list[Measured]:
 def _sizes(usage: Usage) -> list[Measured]:
     """Return the best measurement of at least `LONG_S` seconds at each number of GPUs, ascending.
 
-    Without goodput, only the batch that was measured longest counts: other batches' throughputs do not compare.
+    Without goodput, only the batch measured longest counts: throughputs at different batches cannot be compared.
     """
     long = [one for one in alike(usage.measured) if one.measured_s >= LONG_S]
     comparable = [one for one in long if one.goodput is not None] or alike(long, "batch")
