@@ -92,6 +92,7 @@ TIMED = "scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 6)\n"
 BY_HAND = """        for group in optimizer.param_groups:
             group["lr"] *= 0.9
 """
+OPTIONS = "class Options(dict):\n    __getattr__ = dict.__getitem__  # KeyError for other names\noptions = Options()\n"
 SEEDED = "torch.manual_seed(5 + job.rank)\n"
 TOY = """
 class Toy(Dataset):
@@ -154,7 +155,9 @@ COUNTER, COLLECTED, EMPTIED = "counts from 0 again", "history (train.py:", "is o
         (PREPARE + SUMMED + "    print(total / len(loader))  # AT\n", DIVIDED),
         (PREPARE + SUMMED + "        seen += len(x)\n    print(job.mean(total, seen))\n", ""),
         (TIMED + PREPARE + LOOP + "        scheduler.step()\n", "CosineAnnealingLR drives a registered optimizer"),
+        (OPTIONS + TIMED + PREPARE + LOOP + "        scheduler.step()\n", "CosineAnnealingLR drives a registered"),
         (PREPARE + LOOP + BY_HAND.replace("0.9", "0.9  # AT"), "at each step (train.py:AT), and no schedule"),
+        (OPTIONS + PREPARE + LOOP + BY_HAND.replace("0.9", "0.9  # AT"), "at each step (train.py:AT), and no schedule"),
         (PREPARE + LOOP.replace("    for", "    n = 0\n    for", 1) + "        n += 1\n", ""),
         (PREPARE + "n = 0\n" + LOOP + "        n += 1\n        if n > 9:\n            n = 0\n", "n (train.py:"),
         (SEEDED + "data = TensorDataset(torch.randn(12, 2))\n" + PREPARE + LOOP, DRAWN),

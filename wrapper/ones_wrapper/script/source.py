@@ -9,7 +9,7 @@ import re
 import sys
 from collections.abc import Collection, Iterable, Iterator
 from functools import cache
-from types import CodeType, FrameType
+from types import CodeType, FrameType, ModuleType
 from typing import Any, TypeGuard
 
 from ones_wrapper.script.line import frames, is_script_file
@@ -195,7 +195,9 @@ def files(stack: Iterable[FrameType]) -> set[str]:
     """Return the script's files: those in its call stack, and those that they import from."""
     found = set()
     for frame in stack:
-        names = (getattr(it, "__module__", getattr(it, "__name__", "")) for it in frame.f_globals.values())
+        # Of other objects `__name__` is not read: it may call a `__getattr__`, which may raise any error.
+        every = frame.f_globals.values()
+        names = (getattr(it, "__name__" if issubclass(type(it), ModuleType) else "__module__", "") for it in every)
         held = [sys.modules.get(name) for name in names if isinstance(name, str)]
         found |= {frame.f_code.co_filename, *(getattr(one, "__file__", None) or "<none>" for one in held)}
     return {path for path in found if is_script_file(path)}
