@@ -215,7 +215,7 @@ class TickFeed:
             found = {job.job_id: job for job in (*own.jobs, *(job for job in ended if job.user == user))}
             kept = sorted(found.values(), key=lambda job: (job.end_time or 0.0, job.job_id))[-live.ENDED :]
             own = replace(own, until=max(last, own.until), jobs=tuple(kept))
-        if len(self._own) >= USERS:
+        if user not in self._own and len(self._own) >= USERS:
             self._own.clear()
         self._own[user] = own
         return own.jobs
