@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
 
 from ones_db import HeldRecord, JobHistory, NodeRecord, Store, TimelineRow
@@ -56,8 +55,10 @@ DECISIONS = 5
 
 
 @cache
-def environment() -> Environment:
+def environment() -> Any:
     """Return the Jinja2 environment with the templates of `show`. It escapes all text."""
+    from jinja2 import Environment, PackageLoader
+
     made = Environment(loader=PackageLoader("slurm_ones.show", "templates"), autoescape=True, trim_blocks=True)
     made.filters |= {"plain": plain, "seconds": seconds, "clock": clock, "hours": hours}
     made.globals |= {
@@ -309,7 +310,8 @@ def _health(live: Live, now: float) -> tuple[bool, str]:
 
 
 def _part(template: str, **values: Any) -> bytes:
-    return environment().get_template(template).render(**values).encode()
+    text: str = environment().get_template(template).render(**values)
+    return text.encode()
 
 
 def cells(gpus: int, kind: str = "", job_id: int = 0) -> Markup:
