@@ -524,7 +524,7 @@ class Round:
         rested = rested_at(job, history, dwell_s)
         failed = history is not None and history.failures > 0
         # A size that the owner sets by hand does not wait for the dwell time.
-        by_hand = elastic.optin is not None and elastic.optin.size not in (None, elastic.shape.gpus)
+        by_hand = elastic.optin is not None and elastic.optin.size is not None
         if self.now < rested and not by_hand and not (at_once and not failed):
             if history is not None and failed and rested > job.start_time + dwell_s:
                 return reason("dwell_failures", until=rested, times=history.failures)

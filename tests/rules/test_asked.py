@@ -72,10 +72,18 @@ def test_a_job_that_waits_starts_at_its_size_alone() -> None:
 @pytest.mark.parametrize("old", [Shape(1, 2), Shape(2, 4)])
 @pytest.mark.parametrize(
     ("gpus", "begins", "code"),
-    [(3, [Shape(1, 3)], "size_asked"), (4, [Shape(1, 4)], "size_asked"), (5, [], "size_not_possible")],
+    [
+        (3, [Shape(1, 3)], "size_asked"),
+        (4, [Shape(1, 4)], "size_asked"),
+        (5, [], "size_not_possible"),
+        (None, [], "size_kept"),
+    ],
 )
-def test_a_size_by_hand_does_not_wait_for_the_dwell_time(gpus: int, begins: list[Shape], code: str, old: Shape) -> None:
-    """Any number of one node's GPUs; five have no shape here, which is said."""
+def test_a_size_by_hand_does_not_wait_for_the_dwell_time(
+    gpus: int | None, begins: list[Shape], code: str, old: Shape
+) -> None:
+    """Any number of one node's GPUs; five have no shape here, which is said. A job that has its size (None) says so."""
+    gpus = gpus or old.gpus
     names = ("n1", "n2")[: old.nodes]
     runs = running(1, old, *names, comment=f"ones: gpus=1-16 size={gpus}", start_time=9_999.0, time_limit_s=0.0)
     look = seen(runs, used=dict.fromkeys(names, old.gpus_per_node))
