@@ -12,8 +12,8 @@ its fifth step, with the checkpoint that is written behind the training. A slow 
 directory: each fsync sleeps, and a checkpoint's writes sleep by their bytes. `apart` emulates a node for each task, by
 a folder in memory for each; the network between them is the loopback device.
 
-With `--losses` a node of two is killed so many times, for each number of steps between copies in other nodes' memory in
-turn (0: none). Steps lost are those that are made again. The disk gets a checkpoint every 30 s.
+`--losses N` kills a node of two N times for each value of `--copies`, the steps between copies in other nodes' memory
+(0: none). Steps lost are those that are made again. The disk gets a checkpoint every 30 s.
 """
 
 from __future__ import annotations
@@ -236,7 +236,7 @@ def measure(directory: Path, changes: int, parameters: int, carrier: str, memory
 
 
 def lose(directory: Path, losses: int, parameters: int, copies: int, memory: Path) -> dict[str, Any]:
-    """Train on two nodes, kill one of them so many times, and return the steps lost and the steps/s before each."""
+    """Train on two nodes and kill one, `losses` times. Return the steps lost and the steps/s before each loss."""
     directory.mkdir(exist_ok=True)
     (directory / "train.py").write_text(SCRIPT)
     env = {"PARAMETERS": str(parameters), "CHECKPOINT_S": "30", COPY_STEPS: str(copies)}
