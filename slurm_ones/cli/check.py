@@ -156,7 +156,7 @@ def _launch(script: Script, optin: OptIn | None) -> Iterator[ScriptFinding]:
         if call.launcher:
             yield error(call.command.line, f"ones-run starts the ranks itself: call it without {call.launcher}")
         elif call.container:
-            text = f"in a container ones-run may find no srun and scontrol: ones-run --container '{call.container}' …"
+            text = f"in a container srun and scontrol may be missing: ones-run --container '{call.container}' …"
             yield warning(call.command.line, text)
     if line := requeues_itself(found):
         text = "the script requeues or submits itself, and ones-run requeues the job too: leave out one of the two"

@@ -120,7 +120,7 @@ def sacct(
     since: Annotated[str, typer.Option(help=f"Start: 2026-01-31, or an age such as 30d (default: {SINCE}).")] = "",
     until: Annotated[str, typer.Option(help="End (default: now).")] = "",
     cluster: Annotated[
-        str, typer.Option(help="Another cluster of this accounting, whose name its jobs get (default: this one).")
+        str, typer.Option(help="Import this other cluster of the same accounting, under its name (default: this one).")
     ] = "",
     config: ConfigOption = None,
     database: DatabaseOption = "",

@@ -303,7 +303,7 @@ class ByKind:
 
     def _tried(self, of: _Decision, wanted: _Wanted, columns: Ints) -> _Try:
         """Return the attempt in which each job is scheduled on the kind of its column. A waiting job is on the kind
-        where it gains most."""
+        with the largest gain."""
         kind, tables, kinds = wanted.tables.kind, wanted.tables, of.cluster.kinds
         net = wanted.choices.worth - np.where(kind >= 0, wanted.prices[kind], 0.0) * tables.sizes
         best = net[:, 1:].argmax(axis=1) + 1 if net.shape[1] > 1 else np.zeros(len(net), dtype=np.int64)

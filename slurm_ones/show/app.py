@@ -98,7 +98,7 @@ class Web:
         request.scope[ADMITTED] = True
         if not self._token or "token" not in asked:
             return None
-        # Out of the address, where it could be copied or logged by accident.
+        # The token leaves the address: it could be copied or logged there by accident.
         path: str = request.scope["path"]
         whole = bool(self._root) and path.startswith(self._root + "/")
         answer = RedirectResponse(path if whole else self._root + path, 303, HEADERS)

@@ -262,6 +262,6 @@ lock.acquire()
 
 @pytest.mark.slow
 def test_a_stopped_companion_ends_whatever_it_waits_for() -> None:
-    """A command that hangs in the kernel, say. systemd kills a service, but nobody a user's companion."""
+    """For example for a command that hangs in the kernel. No systemd kills a user's companion."""
     done = subprocess.run([sys.executable, "-c", HANGS], capture_output=True, text=True, timeout=120.0)
     assert done.returncode == 1 and "line 16 in <module>" in done.stderr, done.stderr

@@ -38,7 +38,7 @@ REVIVED = 2
 class History:
     def __init__(self, directory: Path, seed: int, *arguments: str, apart: bool = False, copies: int = 0) -> None:
         """The script gets these arguments, too. With `apart`, tasks have nodes with memory of their own (emulated),
-        with a second copy of shards there every so many steps."""
+        and every `copies` steps a second copy of each shard there (0: none)."""
         self._random = random.Random(seed)
         passes = self._random.choice([(), ("--max-local-batch", "7", "--max-passes", "8")])
         workers = self._random.choice([(), (), ("--workers", "1")])

@@ -22,7 +22,7 @@ from ones_wrapper.protocol import Checkpoint, Hello, Membership, Note
 from tests.marks import nightly
 from tests.waiting import until
 from tests.wrapper.membership.blocks import Job
-from tests.wrapper.membership.test_terms_in_memory import assert_nothing_stays, durable, memory
+from tests.wrapper.membership.test_terms_in_memory import assert_ends, durable, memory
 
 __all__ = ["memory"]
 
@@ -53,14 +53,6 @@ def trained(job: Job, *tasks: int) -> int:
     return last
 
 
-def ended(job: Job, memory: Path) -> None:
-    job.hurry()
-    job.end()
-    assert job.blocks[-1].end() == 0, job.errors()
-    assert_nothing_stays(job, memory)
-    job.assert_as_undisturbed()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, nightly(1)])
 def test_a_node_that_is_lost_costs_the_steps_since_the_last_copy(job: Job, memory: Path, victim: int) -> None:
@@ -78,7 +70,7 @@ def test_a_node_that_is_lost_costs_the_steps_since_the_last_copy(job: Job, memor
     durable(job, hello.step)
     job.start(victim, restart=1)
     job.wait_for(0, 1, after=job.of(Membership)[-1].generation)
-    ended(job, memory)
+    assert_ends(job, memory)
 
 
 MOMENTS: dict[str, tuple[Any, str, Callable[..., bool]]] = {
@@ -134,7 +126,7 @@ def test_killed_while_a_copy_is_made(
     else:
         assert hello.step >= step_of(before) and hello.checkpoint == ""
         job.wait_for(0, 1, 2, after=job.of(Membership)[-1].generation)
-    ended(job, memory)
+    assert_ends(job, memory)
 
 
 @pytest.mark.slow

@@ -51,6 +51,15 @@ def assert_nothing_stays(job: Job, memory: Path) -> None:
     assert not (job.directory / "checkpoints" / HELD).exists()
 
 
+def assert_ends(job: Job, memory: Path) -> None:
+    """With the result of an undisturbed run, and nothing left in memory."""
+    job.hurry()
+    job.end()
+    assert job.blocks[-1].end() == 0, job.errors()
+    assert_nothing_stays(job, memory)
+    job.assert_as_undisturbed()
+
+
 def durable(job: Job, after: int) -> Checkpoint:
     return job.wait(Checkpoint, lambda one: one.step > after)
 
@@ -144,11 +153,7 @@ def test_killed_as_a_term_begins(
     else:
         job.wait_for(0, 1, 2, after=two.generation)
     assert min(hello.step for hello in job.of(Hello)[2:]) >= before
-    job.hurry()
-    job.end()
-    assert job.blocks[-1].end() == 0, job.errors()
-    assert_nothing_stays(job, memory)
-    job.assert_as_undisturbed()
+    assert_ends(job, memory)
 
 
 @pytest.mark.slow
