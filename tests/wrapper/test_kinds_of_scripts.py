@@ -14,7 +14,7 @@ from torch import nn
 from ones_wrapper import testing
 from ones_wrapper.process.hooks import FLAGS
 from ones_wrapper.script.line import is_script_file
-from ones_wrapper.script.source import counter, cut, divided, names_rank, ranges
+from ones_wrapper.script.source import counter, cut, divided, files, names_rank, ranges
 from tests.marks import nightly
 from tests.wrapper.test_more_scripts import START
 from tests.wrapper.test_scripts import Loop, Numbers, logged
@@ -214,6 +214,15 @@ def test_data_cut_by_rank_and_world_size(line: str, cuts: bool, tmp_path: Path) 
 def test_packages_outside_of_the_environment_are_no_scripts(folder: str) -> None:
     """Protects from warnings on torch's own files, as of `pip install --user`."""
     assert not is_script_file(f"{folder}/torch/utils/data/distributed.py")
+
+
+def test_a_script_comes_before_what_it_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the files are called: the first line that is found is named."""
+    (tmp_path / "a_module.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "z_train.py").write_text("import sys\nimport a_module\nfound = files([sys._getframe()])\n")
+    found = runpy.run_path(str(tmp_path / "z_train.py"), {"files": files})["found"]
+    assert found == [str(tmp_path / "z_train.py"), str(tmp_path / "a_module.py")]
 
 
 def test_what_follows_a_return_of_other_ranks_depends_on_the_rank(tmp_path: Path) -> None:

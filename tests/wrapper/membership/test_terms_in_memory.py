@@ -165,10 +165,10 @@ def test_a_node_that_left_takes_its_part_with_it(
     """Between the announcement and the next start its launcher is killed, or what it has cannot be had: the disk's last
     checkpoint counts."""
 
-    now = job.directory / "now"
+    now, mute = job.directory / "now", job.directory / "mute"
 
-    def harmed(function: Callable[..., Any], instead: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *given, **named: (instead if now.exists() else function)(*given, **named)
+    def harmed(function: Callable[..., Any], instead: Callable[..., Any], once: Path = now) -> Callable[..., Any]:
+        return lambda *given, **named: (instead if once.exists() else function)(*given, **named)
 
     def killed(*given: Any, **named: Any) -> None:
         now.unlink()
@@ -176,6 +176,8 @@ def test_a_node_that_left_takes_its_part_with_it(
 
     if harm == "killed":
         monkeypatch.setattr(LentMemory, "end", harmed(LentMemory.end, killed))  # of forked blocks too
+        # Else its part may be fetched before its block has ended.
+        monkeypatch.setattr(pieces, "_send", harmed(pieces._send, lambda *_: time.sleep(60), mute))
     elif harm == "no room":
         monkeypatch.setattr(pieces, "room", harmed(pieces.room, lambda folder: 10))
     else:
@@ -183,6 +185,7 @@ def test_a_node_that_left_takes_its_part_with_it(
         monkeypatch.setattr(pieces, "TIMEOUT_S", 1.0)
     last = durable(job, job.begin(0, 1).step)
     now.touch()
+    mute.touch()
     job.order(1)
     job.wait_for(1)
     hello = job.of(Hello)[-1]

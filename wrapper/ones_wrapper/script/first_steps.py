@@ -296,7 +296,7 @@ class FirstSteps:
             for key, hook in (parameter._backward_hooks or {}).items():
                 if is_script(code := getattr(hook, "__code__", None)):  # rather than a strategy's
                     parameter._backward_hooks[key] = partial(self._hooked, hook, code)
-        for path in sorted(source.files(stack)):
+        for path in source.files(stack):
             for look, text in ((source.cut, CUT), (source.drawn, DRAWN)):
                 found += [text.format(line=place(path, number))] if (number := look(path)) else []
         for frame in stack:
@@ -352,7 +352,7 @@ class FirstSteps:
 def _rate_line() -> str:
     """Return the script's line that sets a learning rate; empty if none is found."""
     with suppress(Exception):  # other packages' objects may fail when read
-        found = ((path, source.rate(path)) for path in sorted(source.files(frames())))
+        found = ((path, source.rate(path)) for path in source.files(frames()))
         return next((place(path, number) for path, number in found if number), "")
     return ""
 

@@ -191,16 +191,18 @@ def _made(node: ast.AST) -> tuple[list[str], list[Any]]:
     return ([node.name], [*node.body]) if isinstance(node, ast.FunctionDef) else ([], [])
 
 
-def files(stack: Iterable[FrameType]) -> set[str]:
-    """Return the script's files: those in its call stack, and those that they import from."""
-    found = set()
+def files(stack: Iterable[FrameType]) -> list[str]:
+    """Return the script's files: those in its call stack, innermost first, each followed by those that it imports
+    from."""
+    found: dict[str, None] = {}
     for frame in stack:
         # Of other objects `__name__` is not read: it may call a `__getattr__`, which may raise any error.
         every = frame.f_globals.values()
         names = (getattr(it, "__name__" if issubclass(type(it), ModuleType) else "__module__", "") for it in every)
         held = [sys.modules.get(name) for name in names if isinstance(name, str)]
-        found |= {frame.f_code.co_filename, *(getattr(one, "__file__", None) or "<none>" for one in held)}
-    return {path for path in found if is_script_file(path)}
+        imported = sorted({getattr(one, "__file__", None) or "<none>" for one in held})
+        found |= dict.fromkeys([frame.f_code.co_filename, *imported])
+    return [path for path in found if is_script_file(path)]
 
 
 def counter(path: str, line: int) -> tuple[str, int] | None:
