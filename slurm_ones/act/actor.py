@@ -1,4 +1,4 @@
-"""Actor: begins planned resizes, advances open ones, and stores decisions. In advise mode it only prints commands."""
+"""Begins planned resizes, advances open resizes and stores decisions. In advise mode it only prints commands."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ NO_QUEUES: Mapping[int, Queue] = {}
 
 
 class Actor:
-    """Executor of plans. In advise mode it changes no job, and prints the commands for each change instead."""
+    """Executor of plans. In advise mode it begins no change, and prints the commands for each instead."""
 
     def __init__(
         self,
@@ -61,22 +61,23 @@ class Actor:
         self._guest_queues = guests_of(settings)
         self._say = say
         self._ordered: dict[int, tuple[int | None, int]] = {}
-        """Batch and number of the last order that changed only the batch, by job id."""
+        """For each job id, the batch and the number of its last order that changed only the batch."""
         self._advised: dict[int, Hashable] = {}
         self._written: dict[str, tuple[tuple[object, ...], float]] = {}
-        """Gist of the last stored decision of each partition, and the earliest moment that its reasons name."""
+        """For each partition: the parts of its last stored decision that are compared, and the earliest future moment
+        (Unix time) named in that decision's reasons."""
         self.outcomes: dict[int, Reason] = {}
-        """Outcome of the last tick's decision for each job, by job id."""
+        """For each job id, what came of the last tick's decision."""
 
     @property
     def acting(self) -> bool:
         return self._settings.mode == "act"
 
     def advance(self, *, only: Collection[State] = tuple(State)) -> int:
-        """Advance each open resize in the states `only` as far as possible now; return how many of these remain open.
-        Raises `Unreachable` and `NotLeader`.
+        """Advance each open resize that is in one of the states `only` as far as possible. Return how many of these are
+        still open. Raises `Unreachable` and `NotLeader`.
 
-        Advise mode advances resizes too, since an earlier companion in act mode may have left them open.
+        Advise mode does this too: a companion in act mode may have left resizes open.
         """
         left = 0
         for resize in self._store.open_resizes():
@@ -96,11 +97,11 @@ class Actor:
     def act(
         self, plans: Sequence[PartitionPlan], seen: Observation, *, kept: Collection[int] = ()
     ) -> list[PlannedChange]:
-        """Begin the planned changes unless there is a stop file; return the changes that begin. In advise mode they are
-        only printed.
+        """Begin the planned changes and return them. With a stop file none begins; in advise mode commands are only
+        printed.
 
-        Then defer the jobs that the plans park, and the jobs `kept`, which are trained within other jobs. Release all
-        other deferred jobs. Raises `Unreachable`.
+        Also defer the jobs that the plans park and the jobs `kept`, which carriers train. Release all other deferred
+        jobs. Raises `Unreachable`.
         """
         if self.acting and not self._settings.stopped:
             self._orders.mark()
@@ -126,7 +127,6 @@ class Actor:
         return begun
 
     def _promise(self, one: PartitionSchedule) -> None:
-        """Store which deadlines are promised or refused, except in advise mode."""
         if not (self.acting and one.schedule.promises):
             return
         now = self._clock()
@@ -137,7 +137,6 @@ class Actor:
         )
 
     def _forget(self, seen: Observation) -> None:
-        """Forget ended jobs, and remove their orders from the spool."""
         alive = {id_ for job in seen.snapshot.jobs.values() if not job.ended for id_ in (job.job_id, job.array_id)}
         for remembered in (self._ordered, self._advised):
             for job_id in remembered.keys() - alive:
@@ -241,8 +240,8 @@ class Actor:
             log.warning("job %d: no batch could be ordered: %s", job.job_id, error)
 
     def _write(self, one: PartitionPlan, made: ResizePlan) -> int | None:
-        """Store the partition's decision and return its id; None if it equals the last one. An equal decision is stored
-        all the same once a time has passed that the last one's reasons name."""
+        """Store the partition's decision and return its id. If the decision equals the last one, store nothing and
+        return None; but store it again after a time that the last one's reasons name."""
         decided, acted = one.decided, made.deferred | {change.job_id for change in made.begin}
         records = tuple(_record(job, decided.schedule, made, job.elastic.job.job_id in acted) for job in one.jobs)
         # Reasons are compared by code, since figures in them change each tick. A changed limit of the site counts.
@@ -270,7 +269,6 @@ class Actor:
 
 
 def _keeps(record: DecisionJobRecord) -> str:
-    """Return the code of the reason for which the job keeps its size; empty for a policy's reason."""
     return record.reason.code if record.reason.code in CAUSES else ""
 
 
@@ -317,8 +315,8 @@ def commands(
     *,
     queues: Mapping[int, Queue] = NO_QUEUES,
 ) -> list[str]:
-    """Return the shell lines by which a person can carry out the change, with comments that name the event to wait for.
-    `queues` has the queue of each guest block that joins, by its task number."""
+    """Return the shell lines by which a person can carry out the change, with comments that say when to run each.
+    `queues` has the queue of each joining guest block, by task number."""
     job, path = change.elastic.job, order_path(change.elastic.job, spool)
 
     def order(drain: bool) -> str:
@@ -350,7 +348,7 @@ def commands(
 
 
 def _moves(change: PlannedChange, moves: Moves, order: str, queues: Mapping[int, Queue]) -> list[str]:
-    """Return the shell lines by which blocks join and leave while the job trains, in order."""
+    """Return the shell lines by which blocks join and leave, in the order in which to run them."""
     job_id = change.job_id
     lines = [shlex.join(hold_command(Task(job_id, task))) for task in change.to_hold]
     if moves.added and any(block.throttle for block in change.elastic.job.blocks):

@@ -1,7 +1,6 @@
-"""Upkeep of jobs of blocks: cancels held tasks of ended jobs, ends blocks that train apart, and holds guests.
+"""Upkeep of jobs of blocks: cancels held tasks of ended jobs, orders blocks that train apart to end, and holds guests.
 
-A job that ends cancels its own waiting tasks if it can (`ones-run`). This module cancels those that remain, even after
-a restart of the companion.
+A job that ends cancels its own waiting tasks if it can (`ones-run`). This module cancels the tasks that remain.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ from slurm_ones.slurm.parse import setting
 log = logging.getLogger(__name__)
 
 SURE_S = 10.0
-"""Seconds from the end of a job's last block until the job counts as over, since Slurm may requeue the block first."""
+"""Seconds after the end of a job's last block before the job counts as over: until then Slurm may requeue the block."""
 ENDS = frozenset({"finished", "stopped", "error"})
 """Reasons in a job's last report (`protocol.Bye`) after which the job is over."""
 NO_TASKS: Mapping[int, Collection[int]] = {}
 APART_S = 300.0
-"""Seconds for which a running block may train apart from its job's other blocks; then it is ordered to end."""
+"""Seconds after which a running block that trains apart from its job's other blocks is ordered to end."""
 
 
 def is_alive(job: SlurmJob) -> bool:
@@ -39,7 +38,7 @@ def is_alive(job: SlurmJob) -> bool:
 
 
 def look_at(client: SlurmClient, job_id: int, term: int = 0, guests: Guests = NO_GUESTS) -> WholeJob:
-    """Return the job of blocks with its tasks as Slurm shows them now; raises `UnknownJob`."""
+    """Return the job of blocks, read from Slurm now; raises `UnknownJob`."""
     tasks = client.tasks(job_id)
     if not tasks:
         raise UnknownJob(f"job {job_id}: Slurm knows none of its tasks")
@@ -47,8 +46,8 @@ def look_at(client: SlurmClient, job_id: int, term: int = 0, guests: Guests = NO
 
 
 def job_of(client: SlurmClient, resize: ResizeRecord) -> WholeJob:
-    """Return the job of a resize by requeue as Slurm shows it now; raises `UnknownJob`. If only one block of a waiting
-    job is resized, return this block."""
+    """Return a job that is resized by requeue, read from Slurm now; raises `UnknownJob`. If only one block of a waiting
+    job is resized, return that block."""
     if resize.added:
         return WholeJob.of(client.job(Task(resize.job_id, resize.added[0][0])), resize.job_id)
     job = client.job(resize.job_id)
@@ -63,13 +62,13 @@ def job_of(client: SlurmClient, resize: ResizeRecord) -> WholeJob:
 
 
 def moving_tasks(resizes: Iterable[ResizeRecord]) -> dict[int, set[int]]:
-    """Return the tasks that open resizes by blocks add or drop, by job id."""
+    """Return, for each job id, the tasks that its open resize by blocks adds or drops."""
     by_blocks = (resize for resize in resizes if resize.mechanism == BLOCKS)
     return {resize.job_id: {*dict(resize.added), *resize.dropped} for resize in by_blocks}
 
 
 def arrays_of(jobs: Iterable[SlurmJob]) -> dict[int, list[SlurmJob]]:
-    """Return the tasks of each job array, by the array's id, even if its owner has opted out."""
+    """Return the tasks of each job array, by the array's id. Arrays whose owner has opted out are included."""
     found: dict[int, list[SlurmJob]] = {}
     for job in jobs:
         if job.array_id:
@@ -78,14 +77,14 @@ def arrays_of(jobs: Iterable[SlurmJob]) -> dict[int, list[SlurmJob]]:
 
 
 def waiting_arrays(arrays: Mapping[int, list[SlurmJob]]) -> dict[int, list[SlurmJob]]:
-    """Return the arrays that have a held task."""
+    """Return the arrays with a held task."""
     return {id_: jobs for id_, jobs in arrays.items() if any(job.pending and job.held for job in jobs)}
 
 
 @dataclass
 class Leftovers:
-    """Clean-up after jobs of blocks, once a tick. It cancels held tasks of jobs that are over, requeues preempted
-    blocks, and ends blocks that train apart."""
+    """Clean-up after jobs of blocks, once a tick: cancels held tasks of jobs that are over, requeues preempted blocks,
+    and orders blocks that train apart to end."""
 
     client: SlurmClient
     store: Store
@@ -95,21 +94,19 @@ class Leftovers:
     _seen_over: dict[int, float] = field(default_factory=dict)
     """Time at which each job was first found to be over, by job id."""
     _gone_on: dict[int, int] = field(default_factory=dict)
-    """Step at which the job's last membership had begun when a held task was last released to train on, by job id (see
-    `cancel_waiting`)."""
+    """For each job id: the step in the job's last membership report when a held task was last released to train on."""
     _apart: dict[tuple[int, int, int], float] = field(default_factory=dict)
-    """Time at which each block was first found to train apart, by job id, task and restart."""
+    """Time at which each running block was first found to train apart, by (job id, task, restart count)."""
     _told: set[tuple[int, int, int]] = field(default_factory=set)
-    """Blocks that have been ordered to end, each as (job id, task, restart)."""
+    """Blocks that have been ordered to end, each as (job id, task, restart count)."""
 
     def cancel_waiting(self, arrays: Mapping[int, Sequence[SlurmJob]]) -> None:
-        """Cancel the held tasks of jobs that are over; raises `Unreachable`.
+        """Cancel the held tasks of jobs that are over; raises `Unreachable`. `arrays` has each job's tasks by job id.
 
-        `arrays` has each job's tasks from the tick's snapshot. A job is not over while its owner holds a block that has
-        trained, or a block that the companion never held.
+        A job is not over while its owner holds a block that has trained, or a block that the companion never held.
 
-        If all blocks left but the job did not report its end, one held task is released to train on from the last
-        checkpoint. This happens again only after the job has made progress.
+        If all blocks left but the job reported no end, one held task is released instead, to train on from the last
+        checkpoint. It is released again only if the job has made progress since.
         """
         before, self._seen_over = self._seen_over, {}
         for job_id, tasks in arrays.items():
@@ -132,8 +129,8 @@ class Leftovers:
                 log.error("job %d: its waiting tasks could not be cancelled: %s", job_id, error)
 
     def _over(self, job_id: int, tasks: Collection[SlurmJob]) -> bool:
-        """Tell whether no block runs or may start, and the companion holds all waiting tasks. After the job has
-        reported its end, its owner may hold them too."""
+        """Tell whether no block runs or may start, and the companion holds all waiting tasks. If the job has reported
+        its end, tasks held by its owner count too."""
         waiting = {task for job in tasks if job.pending for task in job.array_tasks}
         if waiting and not any(map(is_alive, tasks)) and self._waits_for_us(job_id, waiting):
             return waiting.isdisjoint(self._kept_by_others(job_id)) and self._long_ago(job_id, tasks)
@@ -145,8 +142,8 @@ class Leftovers:
         return ours or (waiting <= self.held.ever(job_id) and self._last_word(job_id) in ENDS)
 
     def _kept_by_others(self, job_id: int) -> set[int]:
-        """Return the tasks of the last membership that no later resize by blocks has held: a hold on one of them is
-        somebody else's."""
+        """Return the tasks of the last membership that no resize by blocks has held since: if they are held, then by
+        somebody else."""
         members = self.store.membership(job_id)
         trained = {*members.report.blocks} if members is not None else {0}
         held: set[int] = set()
@@ -165,8 +162,8 @@ class Leftovers:
         return now - min(seen, max((job.end_time for job in tasks if not job.pending), default=0.0)) > SURE_S
 
     def _left_alone(self, job_id: int, tasks: Sequence[SlurmJob]) -> MembershipRecord | None:
-        """Return the last membership if all its blocks left before the job reported its end, else None. Also return
-        None if the job has made no progress since a task was last released to train on."""
+        """Return the last membership if all its blocks left before the job reported its end, else None. Return None too
+        if the job has made no progress since a held task was last released."""
         members = self.store.membership(job_id)
         if members is None or members.report.step <= self._gone_on.get(job_id, -1):
             return None
@@ -191,7 +188,7 @@ class Leftovers:
     def put_back(self, jobs: Iterable[Elastic], moving: Mapping[int, Collection[int]] = NO_TASKS) -> None:
         """Requeue preempted blocks into a hold of the companion, before Slurm forgets them. Raises `Unreachable`.
 
-        Tasks `moving` in an open resize are left out, and so are jobs without any live block.
+        Tasks `moving` in an open resize are skipped, and so are jobs without a live block.
         """
         for one in jobs:
             job_id = one.job.job_id
@@ -210,11 +207,11 @@ class Leftovers:
                     log.info("job %d: preempted block %d could not be held for later use: %s", job_id, task, error)
 
     def end_those_apart(self, jobs: Iterable[tuple[Elastic, JobHistory | None]]) -> None:
-        """Order running blocks to end if they have not trained with their job's other blocks for `APART_S`. None of
-        these `jobs` has an open resize.
+        """Order running blocks to end that have not trained with their job's other blocks for `APART_S`. No job in
+        `jobs` may have an open resize.
 
-        slurmctld may have lost its newest state at a restart. A block whose end it lost is put back into a hold. If no
-        running block trains with others, blocks whose start it lost are put back too.
+        A restart of slurmctld may have lost its newest state. A block whose end it lost is put back into a hold. If no
+        block of the job trains, blocks whose start it lost are put back too.
         """
         now = self.clock()
         before, self._apart = self._apart, {}
@@ -244,8 +241,8 @@ class Leftovers:
                 log.warning("job %d: blocks that train apart could not be ordered to end: %s", job.job_id, error)
 
     def _put_back_trained(self, job: WholeJob, members: MembershipRecord) -> None:
-        """Requeue ended blocks whose last start slurmctld lost: their restart count is one lower than when they
-        trained. Then they wait in a hold with the later count, and `StaleHolds` releases them."""
+        """Requeue ended blocks whose last start slurmctld lost: their restart count is one less than in the last
+        membership."""
         trained = dict(zip(members.report.blocks, members.report.restarts, strict=False))
         for task, block in job.tasks.items():
             if not has_left(block) or block.completing or block.restart + 1 != trained.get(task):
@@ -257,7 +254,7 @@ class Leftovers:
                 log.error("block %d_%d: it could not be put back: %s", job.job_id, task, error)
 
     def _put_back_ended(self, job_id: int, block: SlurmJob) -> bool:
-        """Requeue a block into a hold, and return True, if Slurm shows it as running because slurmctld lost its end.
+        """Requeue a block into a hold if slurmctld lost its end and still shows it as running; return whether it did.
         Such a block has no process, which Slurm may notice only after half an hour."""
         task = Task(job_id, task_of(block))
         if not (forgot_end(self.client, self.store, job_id, block) and self.held.take(job_id, [task.task])):
@@ -270,7 +267,7 @@ class Leftovers:
         return True
 
     def forget(self, alive: Collection[int]) -> None:
-        """Forget all jobs that are not in `alive`."""
+        """Forget all jobs except those in `alive`."""
         self._gone_on = {id_: step for id_, step in self._gone_on.items() if id_ in alive}
         self._told = {key for key in self._told if key[0] in alive}
 
@@ -282,8 +279,8 @@ ASK_S = 300.0
 
 
 def comes_back(job: SlurmJob, config: Mapping[str, str], partition: Partition | None, modes: Mapping[str, str]) -> bool:
-    """Tell whether Slurm requeues this job when it preempts it, with a hold that the job's owner can release. `modes`
-    is the PreemptMode of each QOS."""
+    """Tell whether Slurm requeues this job when it preempts it, so that a hold on it can be released by the job's
+    owner. `modes` is the PreemptMode of each QOS."""
     if not job.requeue or not {setting(config, name) for name in EXITS} <= NOT_SET:
         return False
     by_qos = setting(config, "PreemptType").endswith("qos")
@@ -294,13 +291,13 @@ def comes_back(job: SlurmJob, config: Mapping[str, str], partition: Partition | 
 
 @dataclass
 class GuestHolds:
-    """Holds on running guests, at sites where Slurm requeues the jobs that it preempts. The hold takes effect at the
-    requeue: otherwise Slurm would start the guest again on GPUs that other jobs need.
+    """Holds on running guests, at sites where Slurm requeues preempted jobs. Without a hold, Slurm would start a
+    preempted guest again on GPUs that other jobs need.
 
-    Each hold is stored before it is requested from Slurm (`HeldTasks.take`), and an owner may release it.
+    Each hold is stored before Slurm is asked for it (`HeldTasks.take`), and an owner may release it.
 
-    In two cases guests are not held, but start and join again. If `RequeueExit` is set, Slurm would turn the hold into
-    one that owners cannot release. If the job has no base block, all its blocks might become held.
+    Guests are not held if `RequeueExit` is set, since Slurm would turn the hold into one that owners cannot release.
+    Guests of a job without a base block are not held either, since then all its blocks might be held.
     """
 
     client: SlurmClient
@@ -310,7 +307,7 @@ class GuestHolds:
     """Slurm's settings, and the PreemptMode of each QOS."""
     _asked: float = -math.inf
     _put: dict[tuple[Task, int], float] = field(default_factory=dict)
-    """Time at which each guest was held, by task and restart; it is not held twice."""
+    """Time at which each guest was held, by task and restart count; no guest is held twice."""
 
     def keep(
         self,
@@ -320,9 +317,9 @@ class GuestHolds:
         moving: Mapping[int, Collection[int]] = NO_TASKS,
     ) -> None:
         """Hold the running guests of `jobs`. Release all other running blocks of `arrays` that the companion holds.
-
-        `arrays` has the tasks of each array in the tick's snapshot. Tasks `moving` in an open resize are left out.
         Raises `Unreachable`.
+
+        `arrays` has the tasks of each array by its id. Tasks `moving` in an open resize are skipped.
         """
         for job_id, tasks in arrays.items():
             wanted = self._wanted(jobs[job_id], partitions) if job_id in jobs else ()
@@ -372,5 +369,5 @@ class GuestHolds:
             log.error("block %s: its hold could not be lifted: %s", task, error)
 
     def forget(self, alive: Collection[int]) -> None:
-        """Forget all jobs that are not in `alive`."""
+        """Forget all jobs except those in `alive`."""
         self._put = {key: time for key, time in self._put.items() if key[0].array in alive}

@@ -1,8 +1,8 @@
 """Resizes of jobs of blocks while they train. Tasks are held, reshaped and released; then blocks join and leave.
 
-The job trains on with its old blocks until all ordered blocks are ready, and then reports its new membership. So the
-job never stops, even if the companion ends; the next companion continues from the stored state. A block that leaves
-ends by itself, and its task is put back into a hold to be used again.
+The job trains on with its old blocks until all new blocks are ready, then reports its new membership. Training never
+waits for the companion; a new companion continues from the stored state. A block that leaves ends by itself, and its
+task is held again for later use.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Step = Callable[[Machine, ResizeRecord, WholeJob], None]
 
 
 def advance_blocks(machine: Machine, resize: ResizeRecord) -> ResizeRecord:
-    """Advance a resize by blocks: read the job from Slurm, and take the action of the resize's state."""
+    """Advance a resize by blocks: read the job from Slurm and do what the resize's state requires."""
     try:
         array = _look(machine, resize)
     except UnknownJob:
@@ -72,8 +72,8 @@ def _look(machine: Machine, resize: ResizeRecord) -> WholeJob:
 
 
 def guests_among(elastic: Elastic, moves: Moves, asked: int) -> tuple[int, ...]:
-    """Return the tasks of joining blocks that become guests, because they exceed the GPUs that the user asked for. The
-    job keeps at least one base block."""
+    """Return the tasks of joining blocks that become guests because they exceed `asked`, the GPUs that the user asked
+    for. The job keeps at least one base block."""
     if not elastic.takes_guests:
         return ()
     staying = (job for job in elastic.job.running_blocks if task_of(job) not in moves.dropped)
@@ -105,10 +105,10 @@ def _preparing(machine: Machine, resize: ResizeRecord, array: WholeJob) -> Resiz
 
 
 def _prepare(machine: Machine, resize: ResizeRecord, array: WholeJob) -> tuple[WholeJob, Reason | None]:
-    """Prepare the tasks that will join: hold all waiting tasks, lift the array's throttle, and set shapes. None
-    of these steps starts a task, and each can be repeated.
+    """Hold all waiting tasks, lift the array's throttle, and set the shapes of the tasks that will join. No step starts
+    a task, and each can be repeated.
 
-    Return the job as Slurm then shows it, and a reason if a step failed.
+    Return the job as Slurm then shows it, and the reason if a step failed.
     """
     steps: list[tuple[Step, Callable[[str], Reason]]] = [
         (_hold, lambda answer: reason("hold_refused", answer=answer)),
@@ -148,8 +148,8 @@ def _lift_throttle(machine: Machine, resize: ResizeRecord, array: WholeJob) -> N
 
 
 def _give_shape(machine: Machine, resize: ResizeRecord, array: WholeJob, *, task: int) -> None:
-    """Set the shape of a joining block, after requeuing it if it has ended. Do nothing as long as a waiting task is not
-    held, or the array has a throttle."""
+    """Set the shape of a joining block; requeue it first if it has ended. Do nothing while a waiting task is not held
+    or the array has a throttle."""
     job = array.tasks[task]
     if _unheld(resize, array) or _throttled(array) or job.completing:
         return
@@ -160,8 +160,8 @@ def _give_shape(machine: Machine, resize: ResizeRecord, array: WholeJob, *, task
 
 
 def _queue(machine: Machine, resize: ResizeRecord, array: WholeJob, task: int) -> Queue:
-    """Return the queue to which a joining block is moved before its release: the guests' queue for a guest, the base
-    blocks' for a former guest. An empty queue means no move."""
+    """Return the queue into which a joining block is moved before its release: the guests' queue for a guest, and the
+    base blocks' queue for a former guest. An empty queue means no move."""
     job, own = array.tasks[task], _home(machine, array)
     partition = own.partition.partition(",")[0]
     if task in resize.guests:
@@ -173,7 +173,7 @@ def _queue(machine: Machine, resize: ResizeRecord, array: WholeJob, task: int) -
 
 
 def _home(machine: Machine, array: WholeJob) -> Queue:
-    """Return the queue of the job's base blocks; if all its tasks are guests by now, the one stored in the database."""
+    """Return the queue of the job's base blocks; if all its tasks are guests by now, read it from the database."""
     if array.is_guest(array.home):
         known = machine.store.jobs([array.job_id]).get(array.job_id)
         if known is not None:
@@ -182,9 +182,11 @@ def _home(machine: Machine, array: WholeJob) -> Queue:
 
 
 def _limit_s(job: SlurmJob, own: Queue, most_s: float, wait_s: float) -> float:
-    """Return a guest's time limit, in seconds; 0 for none. It is the base blocks' limit if that is at most `most_s`,
-    the time until a reservation. Otherwise it is `most_s` less `wait_s`, so that the guest may wait. A present limit
-    close to that stays."""
+    """Return a guest's time limit in seconds; 0 for none. `most_s` is the time until a reservation.
+
+    It is the base blocks' limit if this is at most `most_s`. Otherwise it is `most_s - wait_s`, so that the guest may
+    wait in the queue; a present limit close to that is kept.
+    """
     wanted = own.time_limit_s or math.inf
     if wanted <= most_s:
         return 0.0 if math.isinf(wanted) else wanted
@@ -216,13 +218,13 @@ def _throttled(array: WholeJob) -> bool:
 
 
 def _released_by_owner(array: WholeJob) -> bool:
-    """Tell whether a task that never ran is pending and not held: its owner has released it since the plan, and Slurm
-    may start it before its order."""
+    """Tell whether a task that never ran is pending and not held. Then its owner released it after the plan, and Slurm
+    may start it before the order is written."""
     return any(task and job.pending and not job.held and not job.restart for task, job in array.tasks.items())
 
 
 def _unfit(resize: ResizeRecord, array: WholeJob) -> Reason | None:
-    """Return the reason why a joining block cannot be prepared; None if all can."""
+    """Return the reason why a joining block cannot be prepared; None if each can."""
     for task, _ in resize.added:
         job = array.tasks.get(task)
         if job is None:
@@ -235,7 +237,6 @@ def _unfit(resize: ResizeRecord, array: WholeJob) -> Reason | None:
 
 
 def _elsewhere(resize: ResizeRecord, array: WholeJob) -> Reason | None:
-    """Return a reason if the owner moved a joining block to another partition; else None."""
     waiting = (job for task, _ in resize.added if (job := array.tasks.get(task)) is not None and job.pending)
     if all(job.shares_partition(array.home) or array.is_guest(job) for job in waiting):
         return None
@@ -243,8 +244,7 @@ def _elsewhere(resize: ResizeRecord, array: WholeJob) -> Reason | None:
 
 
 def _held_by_others(machine: Machine, resize: ResizeRecord, array: WholeJob) -> set[int]:
-    """Return the tasks that somebody else put on hold between the plan and the resize's first step; none at later
-    steps."""
+    """Return the tasks that somebody else held between the plan and the resize's first step; none at later steps."""
     if resize.id not in machine.new or resize.state != State.PREPARING.value:
         return set()
     return {task for task in resize.held if (job := array.tasks.get(task)) is not None and job.held}
@@ -275,7 +275,7 @@ def _opening(machine: Machine, resize: ResizeRecord, array: WholeJob) -> ResizeR
 
 
 def _lacks_base(machine: Machine, resize: ResizeRecord, array: WholeJob) -> Reason | None:
-    """Return a reason if a joining guest would replace a base block that has ended since the plan; else None."""
+    """Return a reason if a base block has ended since the plan, so that a joining guest would replace it; else None."""
     known = machine.store.jobs([array.job_id]).get(array.job_id) if resize.guests else None
     if known is None:
         return None
@@ -288,8 +288,10 @@ def _lacks_base(machine: Machine, resize: ResizeRecord, array: WholeJob) -> Reas
 
 def _order_blocks(machine: Machine, resize: ResizeRecord, array: WholeJob) -> Reason | None:
     """Write the order to train with the new blocks, unless it is written already. Return the reason if it cannot be
-    written, else None. The order must precede the blocks' release, because a block reads at its start whether it is to
-    join."""
+    written.
+
+    The order must be written before the blocks are released: each reads it at its start.
+    """
     if machine.orders.last_number(array) >= (resize.order_number or 0):
         return None
     seen = _newest(machine, array)
@@ -317,8 +319,7 @@ def _joining(machine: Machine, resize: ResizeRecord, array: WholeJob) -> ResizeR
 
 
 def _never_joins(machine: Machine, resize: ResizeRecord, array: WholeJob) -> Reason | None:
-    """Return the reason why the joining blocks will never train with the job's other blocks; None while they
-    still may."""
+    """Return the reason why the joining blocks will never train with the job's other blocks; None if they still may."""
     late, now = machine.late(resize), machine.clock()
     waiting, since = not resize.added, 0.0
     for task, _ in resize.added:
@@ -415,8 +416,8 @@ def _put_back(
 ) -> tuple[ResizeRecord, list[int]]:
     """Hold the tasks that no longer run, for later use. Return the resize and the tasks that still run.
 
-    Failed tasks, and those that Slurm forgot, are left out. If the job has no other live block, a pending task is
-    stored as released and not held. Each hold is stored before it is set, so any other hold is the owner's or an
+    Failed tasks and tasks that Slurm forgot are skipped. If the job has no other live block, a pending task is not
+    held, but stored as released. Each hold is stored before it is set, so any other hold is the owner's or an
     operator's.
     """
     left = []
@@ -453,11 +454,11 @@ def _newest(machine: Machine, array: WholeJob) -> Membership | None:
 
 
 def _joined(resize: ResizeRecord, array: WholeJob, seen: Membership | None) -> bool:
-    """Tell whether the change has happened: all joining blocks run, and the job's newest membership has them, with
-    Slurm's restart counts, and none of the leaving ones.
+    """Tell whether the change has happened: all joining blocks run, and `seen`, the job's newest membership, includes
+    them with Slurm's restart counts, and no leaving block.
 
-    An older membership suffices once a leaving base block in it has completed, which happens only after the new ones
-    have joined.
+    An older membership suffices once one of its leaving base blocks has completed: that happens only after the joining
+    blocks train.
     """
     if seen is None:
         return False
@@ -476,9 +477,8 @@ def _joined(resize: ResizeRecord, array: WholeJob, seen: Membership | None) -> b
 
 
 def _training(resize: ResizeRecord, array: WholeJob, seen: Membership | None) -> set[int]:
-    """Return the tasks that train together: the live ones of the newest membership, without joining blocks that Slurm
-    has restarted since. If none is left, return the running tasks that are not joining. If none of them runs, add all
-    running tasks."""
+    """Return the tasks that train together: the live tasks of `seen`, the newest membership, except joining blocks that
+    Slurm has restarted since. If none is left, return the running tasks that are not joining."""
     alive, running = {task: job for task, job in array.tasks.items() if is_alive(job)}, _running(array)
     starts = dict(zip(seen.blocks, seen.restarts, strict=False)) if seen is not None else {}
     same = {task for task in starts.keys() & alive if starts[task] == alive[task].restart}
@@ -512,7 +512,6 @@ def _order(
     batch: int | None,
     number: int,
 ) -> None:
-    """Order the job to train with these blocks. On return the order is durable. Raises `OrderError`."""
     leader = array.tasks.get(seen.blocks[0]) if seen is not None and seen.blocks else None
     gain = machine.gains.get(resize.id) if number == resize.order_number else None
     order = Order(number, resize.restart, batch, blocks=array.base_first(blocks) or None, gain=gain)

@@ -1,8 +1,8 @@
 """Deferrals, which keep pending jobs from starting for a while without a hold.
 
-A deferral sets a job's earliest start a short time ahead, and is renewed while the schedule parks the job. If the
-companion ends, Slurm starts the job when the deferral is over. The database stores each deferral, so that a new
-companion can tell it from a `--begin` of the owner.
+A deferral sets a job's earliest start to a time soon after now, and is renewed while the schedule parks the job. If the
+companion ends, Slurm starts the job once that time has passed. Deferrals are stored, so that a new companion can tell
+them from a `--begin` of the owner.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Deferrals:
-    """Deferrals of pending jobs, by this companion or an earlier one."""
+    """Deferrals of pending jobs, set by this companion or an earlier one."""
 
     client: SlurmClient
     store: Store
     length_s: float
-    """Length of a deferral in seconds; it may be renewed."""
+    """Length of a deferral in seconds."""
     clock: Callable[[], float]
 
     def ours(self, job: SlurmJob | WholeJob) -> bool:
@@ -53,9 +53,9 @@ class Deferrals:
     def reconcile(
         self, parked: Collection[int], jobs: Mapping[int, SlurmJob | WholeJob], busy: Collection[int]
     ) -> None:
-        """Keep the waiting jobs `parked` from starting, and release all other deferred jobs; raises `Unreachable`.
+        """Defer the waiting jobs `parked`, and release all other deferred jobs; raises `Unreachable`.
 
-        `jobs` are the jobs that Slurm knows. Jobs `busy` in a resize are left to the resize.
+        `jobs` are all jobs that Slurm knows. Jobs `busy` with a resize are skipped.
         """
         known = self.store.deferrals()
         for job_id in sorted({*parked, *known} - {*busy}):
@@ -81,7 +81,7 @@ class Deferrals:
         self.reconcile((), jobs, unread)
 
     def _renew(self, job: SlurmJob | WholeJob, ours: bool) -> None:
-        """Renew a job's deferral if less than half of it remains. A later start that the owner or Slurm set stays."""
+        """Renew a deferral if less than half of it remains. A later start set by the owner or Slurm stays."""
         left = job.eligible_time - self.clock()
         if left > 0 and (not ours or left >= self.length_s / 2):
             return

@@ -3,10 +3,10 @@
 The jobs of a sweep belong to one user and opted in with the same `fuse=NAME`. Each has one GPU and may not grow. To
 Slurm they differ only in the values of their arguments.
 
-The first job of a sweep that starts becomes the carrier, and asks for other jobs by a file in its directory. These are
-deferred (`deferrals`), and the carrier gets an order that names them. Each of them starts later, finds its result in
-its own directory, and ends with its own exit code. A job that starts earlier removes itself from the carrier. So no
-failure here loses a job (`ones_wrapper.launch.fused_start`).
+The first job of a sweep that starts becomes the carrier: it writes a file in its directory that asks for other jobs.
+The companion defers these jobs (`deferrals`) and names them in an order to the carrier. When a deferred job starts
+later, it finds its result in its own directory, and ends with its own exit code. If it starts too early, it removes
+itself from the carrier. So no failure here loses a job (`ones_wrapper.launch.fused_start`).
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from slurm_ones.untrusted_files import HasFiles, NotBelieved, job_directory, rea
 log = logging.getLogger(__name__)
 
 ANSWERED_S = 30.0
-"""Longest time, in seconds, from the answer to a carrier until it reports which jobs it trains. An order to drop jobs
-is repeated at this interval."""
+"""Longest time, in seconds, that a carrier may take to report which jobs it trains, after it was answered. Orders to
+drop jobs are repeated at this interval."""
 
 ANSWERS = 8
-"""Largest number of carriers that get their first answer in one tick, to bound queries to Slurm."""
+"""Largest number of carriers that get their first answer in one tick; each answer queries Slurm."""
 MOST = 64
 """Largest number of jobs that are trained as one, the carrier included."""
 LOOKED_AT = 4 * MOST
-"""Largest number of jobs about which Slurm is queried for one answer; the oldest are taken."""
+"""Largest number of jobs that Slurm is queried about for one answer; the oldest are chosen."""
 QUOTES = "\"'\\"
 LONGEST = MAX_LINE // 2
 """Largest number of characters in the arguments of all jobs that one carrier trains, since they must fit one order."""
@@ -52,23 +52,23 @@ class _Tick:
     ours: Collection[int]
     """Ids of jobs that a companion has deferred."""
     taken: dict[int, int] = field(default_factory=dict)
-    """Dict from job id to the carrier's id, for jobs that are assigned already."""
+    """For each job that has a carrier already, the carrier's id, by job id."""
 
 
 @dataclass
 class Fusions:
-    """Jobs that other jobs, their carriers, train. Nothing is stored: a new companion reads the jobs' own files."""
+    """Assignment of jobs to carriers. Nothing is stored: a new companion reads the jobs' own files."""
 
     client: SlurmClient
     deferrals: Deferrals
     orders: OrderWriter
     clock: Callable[[], float]
     _answers: dict[tuple[int, int], tuple[float, frozenset[int]]] = field(default_factory=dict)
-    """Dict from (carrier's id, restart count) to the last answer: its time, and the ids of the jobs that it named."""
+    """For each (carrier's id, restart count): the time of the last answer, and the ids of the jobs that it named."""
 
     def follow(self, seen: Observation, busy: Collection[int]) -> dict[int, int]:
-        """Return the carrier's id for each job that must wait while a carrier trains it, by job id. Jobs `busy` in a
-        resize are left out. Raises `Unreachable`."""
+        """Return, for each job that must wait while a carrier trains it, the carrier's id. Jobs `busy` with a resize
+        are skipped. Raises `Unreachable`."""
         carriers = {job_id: one for job_id, one in sorted(seen.elastic.items()) if carries(one)}
         alive = {(job_id, one.job.restart) for job_id, one in carriers.items()}
         self._answers = {key: value for key, value in self._answers.items() if key in alive}
@@ -91,7 +91,7 @@ class Fusions:
         return (job.job_id, job.restart) in self._answers
 
     def _answer(self, carrier: Elastic, told: Fusion, tick: _Tick) -> frozenset[int]:
-        """Answer a carrier that asks for other jobs of its sweep; return the jobs that it may train."""
+        """Answer a carrier that asks for other jobs of its sweep; return the ids of the jobs that it may train."""
         job = carrier.job
         key = (job.job_id, job.restart)
         if key in self._answers:
@@ -124,7 +124,7 @@ class Fusions:
         return frozenset(waits)
 
     def _defer(self, job: SlurmJob) -> bool:
-        """Defer the job. Return False if Slurm refuses, for example because the job has started."""
+        """Defer the job; return False if Slurm refuses."""
         try:
             self.deferrals.defer(job)
         except Refused as error:
@@ -133,14 +133,13 @@ class Fusions:
         return True
 
     def _release(self, job_ids: Collection[int]) -> None:
-        """End the deferrals of these jobs, after reading them from Slurm again."""
         for job_id in job_ids:
             with suppress(Refused):  # the job is gone
                 self.deferrals.release(self.client.job(job_id))
 
     def _members(self, carrier: Elastic, told: Fusion, tick: _Tick) -> frozenset[int]:
-        """Return the jobs that the carrier reports to train, if it may train them and no other carrier does. Order it
-        to drop all others."""
+        """Return the ids of the jobs that the carrier reports to train, if it may train them and no other carrier does.
+        Order the carrier to drop all other jobs."""
         job = carrier.job
         jobs = (tick.seen.elastic.get(id_) for id_ in told.members if id_ not in tick.taken)
         known = [one for one in jobs if one is not None]
@@ -155,7 +154,6 @@ class Fusions:
         return waits
 
     def _drop(self, carrier: Elastic, left: Collection[int]) -> None:
-        """Order the carrier to train only the jobs `left`."""
         job = carrier.job
         named = tuple(FusedMember(id_) for id_ in (job.job_id, *sorted(left)))
         try:
@@ -165,7 +163,7 @@ class Fusions:
 
 
 def read_fusion(job: HasFiles) -> Fusion | None:
-    """Return what the job reports about its fusion; None if there is no valid report."""
+    """Return the job's report on the sweep that it carries; None if there is no valid report."""
     try:
         return decode_fusion(read_file(job_directory(job), job.uid, FUSION, MAX_SPEC + 1)[0])
     except (OSError, NotBelieved, ProtocolError):
@@ -173,7 +171,7 @@ def read_fusion(job: HasFiles) -> Fusion | None:
 
 
 def without_fused(seen: Observation, fused: Mapping[int, int]) -> Observation:
-    """Return the observation with a refusal for each job that a carrier trains (`fused`)."""
+    """Return the observation with a refusal for each job in `fused` (job id → carrier's id)."""
     if not fused:
         return seen
     elastic = dict(seen.elastic)
@@ -198,8 +196,11 @@ def carries(elastic: Elastic) -> bool:
 
 
 def candidates(carrier: Elastic, others: Collection[Elastic], ours: Collection[int], now: float) -> list[Elastic]:
-    """Return the jobs of `others` that the carrier may train, oldest first: pending jobs with the same request that
-    have never run, without a hold, a dependency or a begin time. A deferral (`ours`) does not count as a begin time."""
+    """Return the jobs of `others` that the carrier may train, oldest first. These are pending jobs with the carrier's
+    request that have never run.
+
+    They have no hold, no dependency and no begin time, except a deferral by a companion (their ids are in `ours`).
+    """
     found = []
     for other in others:
         job = other.job.first
@@ -223,10 +224,11 @@ def _kind(elastic: Elastic) -> tuple[object, ...]:
 
 
 def members(carrier: SlurmJob, others: Collection[SlurmJob]) -> tuple[FusedMember, ...]:
-    """Return the carrier and those of `others` that it may train, by their submit lines; empty if there are none.
+    """Return the carrier and the jobs of `others` that it may train, each with its arguments; empty if it may train
+    none.
 
-    Their commands are equal up to the script, and their arguments are equally many, with the same names of options. No
-    two have the same arguments.
+    Their submit lines are equal up to the script. After it each has as many arguments, with the same option names, and
+    no two jobs have equal arguments.
     """
     first = _line(carrier)
     if first is None:
@@ -266,5 +268,5 @@ def _line(job: SlurmJob) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
 
 
 def _option(word: str) -> str:
-    """Return the name of an option, up to "="; "" for a value, such as -0.5."""
+    """Return the option's name, up to "="; "" for a value, such as -0.5."""
     return word.partition("=")[0] if word.startswith("-") and not word[1:2].isdigit() and word[1:2] != "." else ""

@@ -1,20 +1,19 @@
-"""Ownership of holds: which tasks and jobs the companion holds, and which somebody else.
+"""Ownership of holds: which tasks and jobs the companion holds, and which somebody else holds.
 
 Slurm does not show whether the owner or the companion set a user hold. So each hold is first stored with the resize
-that needs it (`ResizeRecord.held`), and no other hold is ever released. Once a task is seen without its hold
-(`ResizeRecord.let_go`), a later hold is somebody else's. If an owner releases a task and holds it again between two
-ticks, the hold still counts as the companion's.
+that needs it (`ResizeRecord.held`), and only stored holds are released. Once a task is seen without its hold
+(`ResizeRecord.let_go`), a later hold is somebody else's.
 
-slurmctld saves its state a few seconds late. If it crashes, it restarts from an older state, in which a job that the
-companion has released may still be held. Only the companion would release it again. A hold counts as such a stale hold
-in three cases:
+slurmctld saves its state a few seconds late. After a crash it may show an older state, in which a job that the
+companion has released is still held. Only the companion would release it again. A hold counts as such a stale hold in
+three cases:
 
-- Slurm marks it as the hold of a requeue (as it marks that of an owner's `scontrol requeuehold`).
-- The block waits with the restart count with which it trained before: so the companion held it before that start.
+- Slurm marks it as the hold of a requeue (an owner's `scontrol requeuehold` looks the same).
+- The block waits with a restart count with which it has already trained: the companion set the hold before that start.
 - slurmctld restarted shortly after the companion released the job, and has not considered starting the job since.
 
-A hold that this companion saw before the restart is somebody else's. So is a hold on a block that the companion has
-since seen pending without a hold.
+A hold that this companion saw before the restart is somebody else's. So is a hold on a block that was seen pending
+without a hold since then.
 """
 
 from __future__ import annotations
@@ -34,16 +33,15 @@ from slurm_ones.slurm.parse import started_at
 log = logging.getLogger(__name__)
 
 FORGOTTEN_S = 300.0
-"""Longest time, in seconds, from an event to a restart of slurmctld that loses it. (slurmctld saves its state every few
-seconds.)"""
+"""Longest time, in seconds, between an event and a crash of slurmctld that loses it; slurmctld saves its state every
+few seconds."""
 
 DOWN_S = 3600.0
-"""Limit, in seconds, in place of `FORGOTTEN_S` if the companion started after slurmctld restarted: then it does not
-know when slurmctld went down."""
+"""Value for `FORGOTTEN_S` if the companion started after slurmctld restarted, and so cannot know when it crashed."""
 
 
 class HeldTasks:
-    """Tasks that the companion holds, for jobs of blocks, derived from the stored resizes."""
+    """Tasks of jobs of blocks that the companion holds, derived from the stored resizes."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -51,7 +49,7 @@ class HeldTasks:
         """Cache by job id: the newest resize, and the tasks held by all resizes."""
 
     def of(self, job_id: int) -> frozenset[int]:
-        """Return the job's tasks that the companion holds, among them tasks that run or have ended."""
+        """Return the job's tasks that the companion holds; some of them may run or have ended."""
         if not (known := self._by_blocks(job_id)):
             return frozenset()
         if job_id not in self._held or self._held[job_id][0] is not known[-1]:
@@ -63,10 +61,10 @@ class HeldTasks:
         return ever_held_by_us(self._by_blocks(job_id))
 
     def look(self, job_id: int, tasks: Iterable[SlurmJob]) -> None:
-        """Store as released the tasks that the companion held and that have no hold any more. Also store the tasks that
-        wait without a hold because Slurm forgot their start. `tasks` are the job's tasks as Slurm shows them.
+        """Store which tasks have been released: held tasks that Slurm now shows without a hold, and tasks that wait
+        without a hold because Slurm forgot their start. `tasks` are the job's tasks as Slurm shows them.
 
-        Tasks in an open resize are left out, unless Slurm forgot their start.
+        Tasks in an open resize are skipped, unless Slurm forgot their start.
         """
         known = self._by_blocks(job_id)
         if not known or known[-1].state == State.PREPARING.value:
@@ -84,8 +82,8 @@ class HeldTasks:
             self._store.note_let_go(newest.id, sorted({*newest.let_go} | gone))
 
     def take(self, job_id: int, tasks: Iterable[int]) -> bool:
-        """Store that the companion is about to hold these tasks outside a resize. Return False, with nothing stored,
-        for a job without a resize by blocks."""
+        """Store that the companion is about to hold these tasks outside a resize. Return False, and store nothing, if
+        the job never had a resize by blocks."""
         if not (known := self._by_blocks(job_id)):
             return False
         newest, taken = known[-1], {*tasks}
@@ -94,8 +92,8 @@ class HeldTasks:
         return True
 
     def take_back(self, job_id: int, job: SlurmJob) -> bool:
-        """Store that the companion holds a task again because Slurm forgot its start, and return True. Return False if
-        Slurm did not forget it, if the companion never held the task, or if the task was released since."""
+        """Store that the companion holds a task again because Slurm forgot its start. Return False, with nothing
+        stored, if Slurm did not forget it, or the task was never held or was released since."""
         task = task_of(job)
         of_task = [one for one in self._by_blocks(job_id) if task in one.let_go or task in ever_held_by_us([one])]
         if not of_task or task in of_task[-1].let_go or not forgot_start(self._store, job_id, job):
@@ -103,7 +101,7 @@ class HeldTasks:
         return self.take(job_id, [task])
 
     def forget(self, alive: Collection[int]) -> None:
-        """Forget all jobs that are not in `alive`."""
+        """Forget all jobs except those in `alive`."""
         self._held = {job_id: held for job_id, held in self._held.items() if job_id in alive}
 
     def _by_blocks(self, job_id: int) -> list[ResizeRecord]:
@@ -116,19 +114,19 @@ def in_our_hold(job: SlurmJob, resize: ResizeRecord) -> bool:
 
 
 def may_be_ours(job: SlurmJob) -> bool:
-    """Tell whether the job waits in a hold that an operator or Slurm itself did not set."""
+    """Tell whether the job waits in a hold that neither an operator nor Slurm itself set."""
     return job.pending and not job.completing and job.held and not job.admin_held and not job.never_starts
 
 
 def forgot_start(store: Store, job_id: int, job: SlurmJob) -> bool:
-    """Tell whether Slurm forgot that a block started: it waits in a hold with a restart count with which it trained.
-    Unless it was seen without a hold since (`ResizeRecord.let_go`), the hold is the companion's."""
+    """Tell whether Slurm forgot that a block started: it waits in a hold with a restart count with which it has already
+    trained. The hold is the companion's, unless the task was released since (`ResizeRecord.let_go`)."""
     return may_be_ours(job) and _has_trained(store, job_id, job)
 
 
 def forgot_end(client: SlurmClient, store: Store, job_id: int, job: SlurmJob) -> bool:
-    """Tell whether a block that Slurm shows as running may have ended: the job reported a membership without it, and
-    slurmctld restarted shortly after that report."""
+    """Tell whether Slurm may have forgotten the end of a block that it shows as running: the job reported a membership
+    without the block, and slurmctld restarted shortly afterwards."""
     told = store.memberships(job_id)
     last = next((number for number, one in enumerate(told) if _trains(job, one)), 0)
     return last > 0 and forgotten(client, told[last - 1].time)
@@ -139,20 +137,22 @@ def _has_trained(store: Store, job_id: int, job: SlurmJob) -> bool:
 
 
 def _trains(job: SlurmJob, told: MembershipRecord) -> bool:
-    """Tell whether the membership includes the block, with the restart count that it has now."""
     return (task_of(job), job.restart) in zip(told.report.blocks, told.report.restarts, strict=False)
 
 
 def forgotten(client: SlurmClient, then: float, up: float = math.inf) -> bool:
-    """Tell whether slurmctld restarted after the time `then` and may have forgotten an event of that time. Events are
-    forgotten up to `FORGOTTEN_S` before slurmctld was last seen `up`, or before its restart if that is unknown."""
+    """Tell whether slurmctld restarted after the Unix time `then` and may have lost an event of that time.
+
+    Events may be lost in the `FORGOTTEN_S` before slurmctld was last seen `up`, or if that is unknown, before its
+    restart.
+    """
     began = _began(client)
     return then < began and min(began, up) - then <= FORGOTTEN_S
 
 
 def forgot_release(client: SlurmClient, then: float, job: SlurmJob, seen: Snapshot | None) -> bool:
-    """Tell whether slurmctld restarted and may have forgotten a release of the job at the time `then`. It has not if a
-    snapshot (`seen`) after the restart shows the job waiting without a hold."""
+    """Tell whether a restart of slurmctld may have lost a release of the job at the Unix time `then`. It has not if
+    `seen`, a snapshot after the restart, shows the job waiting without a hold."""
     if seen is None:
         return forgotten(client, then)
     before = seen.jobs.get(job.job_id)
@@ -183,8 +183,8 @@ class StaleHolds:
     def release(self, jobs: Iterable[tuple[int, SlurmJob]], ours: Collection[JobKey]) -> None:
         """Release jobs that are still in the hold of a resize that is over; raises `Unreachable`.
 
-        `jobs` are jobs of the tick's snapshot without an open resize, each with the id of its record. `ours` are tasks
-        that the companion holds for later use.
+        `jobs` are jobs without an open resize, each with the job id under which it is stored. `ours` are tasks that the
+        companion holds for later use.
         """
         now = self._clock()
         held = {job.key: (id_, job) for id_, job in jobs if may_be_ours(job) and job.key not in ours}
@@ -204,8 +204,8 @@ class StaleHolds:
         self._last = self._last if missed else now
 
     def _is_stale(self, id_: int, job: SlurmJob, began: float) -> bool:
-        """Tell whether a companion set the hold: it requeued the job into it, or slurmctld forgot the release when it
-        restarted at `began` (0 if it did not). All resizes of the job are checked."""
+        """Tell whether a resize of the job set the hold: it requeued the job into it, or slurmctld forgot the release
+        when it restarted at `began` (0 if it did not)."""
         resizes = self._store.resizes_of(id_).values()
         if any(job.job_id == id_ and in_our_hold(job, resize) and self._requeued(resize) for resize in resizes):
             return True
@@ -216,7 +216,7 @@ class StaleHolds:
         return bool(lost) and not self._considered(job, max(lost))
 
     def _considered(self, job: SlurmJob, since: float) -> bool:
-        """Tell whether Slurm has considered starting the job after `since`, so that the job was not held then; True if
+        """Tell whether Slurm has considered starting the job after `since`, so that the job was not held then. True if
         unknown."""
         try:
             seen = self._client.details([job.job_id]).get(job.job_id)
@@ -225,12 +225,10 @@ class StaleHolds:
         return seen is None or seen.considered >= since
 
     def _requeued(self, resize: ResizeRecord) -> bool:
-        """Tell whether the job was requeued by this resize, and not by another companion."""
         return any(step.state == State.REQUEUING for step in self._store.resize_steps(resize.id))
 
     def _released(self, resize: ResizeRecord, job: SlurmJob) -> float:
-        """Return the Unix time at which this resize last saw the job released; infinity if it did not hold or release
-        it."""
+        """Return the Unix time at which this resize saw the job released; infinity if it never held or released it."""
         steps, added = self._store.resize_steps(resize.id), dict(resize.added)
         if added and (not job.array_id or task_of(job) not in added):
             return math.inf

@@ -1,5 +1,5 @@
-"""Base class of the resizes: Slurm's client, the database, the job's reports, and the only method that stores a
-state."""
+"""Base class of the resizes: Slurm's client, the database, the job's reports, and the only method that stores
+states."""
 
 from __future__ import annotations
 
@@ -26,31 +26,31 @@ from slurm_ones.untrusted_files import NoAnswer
 log = logging.getLogger(__name__)
 
 ASK_AGAIN_S = 10.0
-"""Seconds after which an action that has had no visible effect is repeated."""
+"""Seconds after which an action without a visible effect is repeated."""
 
 
 class ResizeReports(Protocol):
     """Reports for which a resize waits."""
 
     def drained(self, job: WholeJob, restart: int, order: int) -> float | None:
-        """Return the time at which the job reported the checkpoint of this drain order; None before that."""
+        """Return the time at which the job reported the checkpoint for this drain order; None before that."""
 
     def gone(self, job: WholeJob, restart: int) -> bool:
-        """Tell whether the drained run has reported that its processes end."""
+        """Tell whether the drained run has reported the end of its processes."""
 
     def restarted(self, job: WholeJob, after_restart: int) -> float | None:
-        """Return the pause of training, in seconds, as reported by the first run after `after_restart`; None before
-        that."""
+        """Return the pause of training, in seconds, that the first run after `after_restart` reported; None before its
+        report."""
 
     def membership(self, job: WholeJob, order: int | None = None) -> MembershipRecord | None:
-        """Return the newest membership that the job reported, or with `order` the newest that names this order; None
+        """Return the job's newest reported membership, or with `order` the newest that names this order's number; None
         without one."""
 
 
 @dataclass
 class Machine:
-    """Connections and memory that all resizes share. The memory may be lost: actions can be repeated, and deadlines are
-    stored."""
+    """Connections and memory that all resizes share. Losing the memory does no harm: actions can be repeated, and
+    deadlines are stored."""
 
     client: SlurmClient
     store: Store
@@ -60,29 +60,29 @@ class Machine:
     deferrals: Deferrals
     clock: Callable[[], float]
     wanted: Callable[[WholeJob], bool]
-    """Function that tells whether a job may still be resized: its owner has not opted out, and there is no stop
-    file."""
+    """Function that tells whether a job may still be resized: its owner has not opted out, and there is no stop file.
+    """
     other_order: Callable[[WholeJob], int] = lambda job: 0
     """Function that returns the number of the newest order that another companion gave a job; 0 for none."""
     read_spec: Callable[[WholeJob], tuple[Spec | None, str]] = lambda job: (None, "")
-    """Function that returns the spec that a job reports, or None, and a problem in words."""
+    """Function that returns the spec that a job reports (or None), and what is wrong with it ("" if nothing is)."""
     guests: Guests = field(default_factory=dict)
-    """Queue of the guests in each partition."""
+    """Guests' queue for each partition."""
     whole_node_gpus: Mapping[str, int] = field(default_factory=dict)
     """GPUs per node in partitions for which Slurm shows none (see `Settings.whole_node_gpus`)."""
     taper: float = 1.0
     seen: Snapshot | None = None
     """Snapshot of the last tick; None before the first."""
     new: set[int] = field(default_factory=set)
-    """Ids of the resizes that this companion began and has not advanced since. A hold found at the first advance is
+    """Ids of the resizes that this companion began and has not advanced yet. A hold found at the first advance is
     somebody else's."""
     gains: dict[int, float] = field(default_factory=dict)
-    """Expected gain (`Order.gain`) of each resize that this companion began, by resize id, for the job's log."""
+    """For each resize that this companion began, its expected gain (`Order.gain`), which the job logs."""
     _ended: list[ResizeRecord] = field(default_factory=list, init=False)
     _asked: dict[tuple[int, Stage], float] = field(default_factory=dict, init=False)
-    """Time of the last action in each stage, by resize id and stage."""
+    """Time of the last action, by resize id and stage."""
     _requeued: dict[int, float] = field(default_factory=dict, init=False)
-    """Time at which each requeued job was first seen ready for its release, by resize id."""
+    """Time at which the requeued job could first be released, by resize id."""
 
     def take_ended(self) -> list[ResizeRecord]:
         """Return the resizes that have ended since the last call."""
@@ -92,8 +92,8 @@ class Machine:
     # -- when an action is due, and when it is too late ----------------------------------------------------------------
 
     def due(self, resize: ResizeRecord, *, once: bool = False) -> bool:
-        """Tell whether the action of this state is to be done now: at the first call, and every `ASK_AGAIN_S` after it.
-        With `once` it is done only at the first call."""
+        """Tell whether to do this state's action now: at the first call, and then every `ASK_AGAIN_S`; with `once`, at
+        the first call only."""
         key = (resize.id, Stage.of(resize))
         asked = self._asked.get(key)
         # A clock that was set back must not delay the action.
@@ -103,25 +103,25 @@ class Machine:
         return True
 
     def late(self, resize: ResizeRecord) -> bool:
-        """Tell whether the deadline of this state is past, or impossibly far ahead because the clock was set back."""
+        """Tell whether this state's deadline is past, or impossibly far ahead because the clock was set back."""
         if resize.deadline is None:
             return False
         longest = max(DRAIN_WAIT_S, *map(self._lasts, LASTS))
         return not 0.0 <= resize.deadline - self.clock() <= longest
 
     def deadline(self, state: State) -> float | None:
-        """Return the deadline of a state that begins now, as a Unix time; None if the state has no deadline."""
+        """Return the deadline (Unix time) of a state that begins now; None if it has none."""
         return self.clock() + self._lasts(state) if state in LASTS else None
 
     def _lasts(self, state: State) -> float:
         return float(getattr(self.settings, LASTS[state]))
 
     def just_requeued(self, resize: ResizeRecord, job: WholeJob) -> bool:
-        """Tell whether the requeued job was first seen ready less than `settle_s` ago, so that it must not
-        start yet.
+        """Tell whether the requeued job could first be released less than `settle_s` ago, so that it must not start
+        yet.
 
-        Slurm ends a job's processes on a node by the job's id, and repeats this if the node's daemon does not answer.
-        That would end a new run of the job too.
+        Slurm kills a job's processes by the job's id, and repeats this while a node does not answer. A new run that
+        starts too early would be killed too.
         """
         if not (self.settings.start_now and job.pending and resize.restart >= 0):
             return False
@@ -129,26 +129,26 @@ class Machine:
         return 0.0 <= now - self._requeued.setdefault(resize.id, now) < self.settings.settle_s
 
     def drained(self, resize: ResizeRecord, job: WholeJob) -> float | None:
-        """Return the time at which the job reported the checkpoint of the resize's drain order; None before that. The
-        job's clock may be behind, so the time is at least the resize's begin."""
+        """Return the time at which the job reported the checkpoint of the resize's drain order; None before that. It is
+        never before the resize began, even if the job's clock is behind."""
         found = self.reports.drained(job, resize.restart, resize.order_number or 0)
         return None if found is None else max(found, min(resize.started, self.clock()))
 
     # -- what both mechanisms do ---------------------------------------------------------------------------------------
 
     def is_another(self, job: WholeJob) -> bool:
-        """Tell whether Slurm has given the job's id to a new job, after it lost its state."""
+        """Tell whether Slurm lost its state and has given the job's id to a new job."""
         known = self.store.jobs([job.job_id]).get(job.job_id)
         # At a requeue Slurm shows the new submission time before it counts the restart.
         fresh = not any(block.restart or block.completing for block in job.blocks)
         return known is not None and fresh and job.submit_time > known.submit_time
 
     def hindered(self, resize: ResizeRecord, job: WholeJob) -> Reason | None:
-        """Return the reason to stop this resize before the job has its new size, else None. A resize that is being
-        rolled back is never stopped.
+        """Return the reason to stop this resize before the job has its new size, else None. A roll-back is never
+        stopped.
 
-        The resize may no longer be wanted, the strategy may be unable to use the new size, or a reservation may prevent
-        a new start. Raises `NoAnswer` if the job's files cannot be read now and the deadline is not past.
+        Reasons: the resize is no longer wanted, the strategy cannot use the new size, or a reservation prevents the
+        restart. Raises `NoAnswer` if the job's files cannot be read now and the deadline is not past.
         """
         if resize.back:
             return None
@@ -172,11 +172,12 @@ class Machine:
         return against
 
     def longest_s(self, partition: str, shape: Shape, reservation: str) -> float:
-        """Return the longest time limit, in seconds, with which this shape can start before a reservation of others."""
+        """Return the longest time limit, in seconds, with which this shape can still start before a reservation for
+        others."""
         return longest_run_s(self._snapshot(), partition, shape, reservation)
 
     def gpus_of(self, block: SlurmJob) -> int:
-        """Return the GPUs of a block; all GPUs of its nodes if Slurm allocates only whole nodes."""
+        """Return the number of GPUs of a block; if Slurm allocates only whole nodes, all GPUs of its nodes."""
         seen = self._snapshot()
         partition = seen.partitions.get(block.partition)
         full, whole = partition_gpus(partition, seen, self.whole_node_gpus) if partition is not None else (0, False)
@@ -199,8 +200,8 @@ class Machine:
         self.client.release(key, start_now=False)
 
     def ask_for_few_switches(self, job: WholeJob, shape: Shape) -> None:
-        """Ask Slurm to prefer the fewest leaf switches for this shape, unless the owner set a preference. A refusal is
-        only logged."""
+        """Ask Slurm to place this shape below the fewest leaf switches, unless the owner set such a preference. A
+        refusal is only logged."""
         if self.taper <= 1 or self.seen is None:
             return
         most = fewest_switches(self.seen, job.home.partition, shape.nodes)
@@ -226,8 +227,8 @@ class Machine:
         deadline: float | None = None,
         pause_s: float | None = None,
     ) -> ResizeRecord:
-        """Store the resize's next state. By default `back` stays as it is, and the deadline follows from `LASTS`.
-        Raises `IllegalTransition`."""
+        """Store the resize's next state and return its record. By default `back` stays as it is, and the deadline
+        follows from `LASTS`. Raises `IllegalTransition`."""
         after = Stage(state, not state.final and (resize.back if back is None else back))
         if after not in TRANSITIONS.get(Stage.of(resize), ()):
             raise IllegalTransition(f"a resize does not go from {Stage.of(resize)} to {after}")

@@ -41,7 +41,7 @@ from slurm_ones.untrusted_files import (
 log = logging.getLogger(__name__)
 
 AHEAD_S = 86_400.0
-"""Largest number of seconds by which an order's number, a time, may be ahead of the clock."""
+"""Most seconds by which an order's number, which is a time, may be ahead of the clock."""
 
 
 class OrderError(Exception):
@@ -86,13 +86,13 @@ class OrderWriter:
     spool: Path | None
     clock: Callable[[], float]
     check: Callable[[], None] = lambda: None
-    """Function that raises `NotLeader` if another companion leads. It is called before each order is written."""
+    """Function that raises `NotLeader` if another companion leads; called before each write."""
     _newest: int = field(default=0, init=False)
     """Highest order number that this companion has written to any job."""
 
     def next_number(self, job: HasFiles) -> int:
-        """Return the number for the job's next order: Unix time in milliseconds, or if that is higher, one more than
-        the present order's number."""
+        """Return the number for the job's next order: Unix time in milliseconds, but at least one more than its present
+        order's number."""
         now = round(self.clock() * 1000)
         return max(now, self.last_number(job) + 1, self._newest + 1 if now < self._newest else 0)
 
@@ -110,7 +110,7 @@ class OrderWriter:
         return last
 
     def write(self, job: HasFiles, order: Order, *, wake: SlurmJob | None = None) -> None:
-        """Replace the job's present order, and signal the block `wake`, if it runs, to read it. Raises `OrderError`."""
+        """Replace the job's present order, and signal the block `wake` to read it if it runs. Raises `OrderError`."""
         self.check()
         write_order(job, order, self.spool)
         # A number far ahead follows one that the job's user forged. It must not raise the numbers of other jobs'
@@ -123,7 +123,7 @@ class OrderWriter:
                 self.client.signal(wake.key, LOOK_SIGNAL)
 
     def mark(self) -> None:
-        """Mark the spool as in use: then companions of single users do not act on jobs that read it."""
+        """Mark the spool as in use: companions of single users then do not act on jobs that read it."""
         if self.spool is None:
             return
         self.check()

@@ -1,8 +1,8 @@
 """Resizes by a requeue, as durable state machines. Only resizes change jobs' shapes.
 
-Each state is stored before its action is done (transitions.py), and each action can be repeated. After a crash at any
-moment the next companion reads the job from Slurm and continues. A job's own reports are trusted only on this: that its
-checkpoint is durable.
+Each state is stored before its action is done (transitions.py), and each action can be repeated. After a crash the next
+companion reads the job from Slurm and continues. A job's own reports are trusted only for the fact that its checkpoint
+is durable.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from slurm_ones.untrusted_files import NoAnswer
 log = logging.getLogger(__name__)
 
 AT_ONCE_S = 3.0
-"""Seconds by which the earliest start of a job that starts at once may be ahead (Slurm 22.05 sets it a little
-ahead)."""
+"""Most seconds by which the earliest start of a job that may start now is ahead (Slurm 22.05 sets it a little ahead).
+"""
 
 
 class ResizeMachine(Machine):
-    """Machine that advances resizes by both mechanisms."""
+    """Machine that advances resizes by requeue and by blocks."""
 
     def advance(self, resize: ResizeRecord) -> ResizeRecord:
         """Advance the resize as far as possible now; return its record. Raises `Unreachable`, never `Refused`."""
@@ -80,8 +80,8 @@ def _advance_requeue(machine: Machine, resize: ResizeRecord) -> ResizeRecord:
 
 
 def _forgot_requeue(machine: Machine, resize: ResizeRecord, job: WholeJob) -> bool:
-    """Tell whether Slurm forgot that the job was requeued: it shows the old run, although the job was seen to wait
-    since, or the run reported its end. A run that somebody else holds does not count."""
+    """Tell whether Slurm forgot that the job was requeued: it shows the old run, although the job waited since or the
+    run reported its end. A held run does not count."""
     if not job.running or job.held or job.restart != resize.restart or job.first.start_time > resize.started:
         return False
     if State(resize.state) is State.REQUEUING:
@@ -155,7 +155,7 @@ def _requeuing(machine: Machine, resize: ResizeRecord, job: WholeJob) -> ResizeR
 
 
 def _cancel_drain(machine: Machine, resize: ResizeRecord, job: WholeJob, why: Reason) -> ResizeRecord:
-    """Cancel the drain, so that the job trains on at once, without waiting for its requeue."""
+    """Cancel the drain, so that the job trains on at once."""
     if machine.other_order(job) > (resize.order_number or 0):
         return machine.move(resize, State.ABANDONED, reason("other_companion"))  # the job follows that order
     _order_batch(machine, job, resize.restart, resize.old_batch)
@@ -163,7 +163,6 @@ def _cancel_drain(machine: Machine, resize: ResizeRecord, job: WholeJob, why: Re
 
 
 def _order_batch(machine: Machine, job: WholeJob, restart: int, batch: int | None) -> None:
-    """Order the job to train with this batch; a failure is only logged."""
     try:
         machine.orders.write(job, Order(machine.orders.next_number(job), restart, batch), wake=job.first)
     except OrderError as error:
@@ -230,8 +229,8 @@ def _reshaping(machine: Machine, resize: ResizeRecord, job: WholeJob) -> ResizeR
 
 
 def _reshape(machine: Machine, resize: ResizeRecord, job: WholeJob) -> None:
-    """Ask Slurm for the shape after the resize, and for the kind of GPU if it changes. If the resize is being rolled
-    back, also order the old batch. Raises `Refused`."""
+    """Ask Slurm for the shape after the resize, and for the kind of GPU if it changes. In a roll-back, order the old
+    batch too. Raises `Refused`."""
     if resize.back and resize.restart >= 0:
         _order_batch(machine, job, resize.restart + 1, resize.old_batch)
     kind = None if resize.old_kind == resize.new_kind else kind_of_target(resize)
@@ -269,14 +268,13 @@ def _releasing(machine: Machine, resize: ResizeRecord, job: WholeJob) -> ResizeR
 
 
 def _handle_if_released(machine: Machine, resize: ResizeRecord) -> ResizeRecord:
-    """Read the job again; if it is no longer held, handle the resize's state at once."""
     fresh = job_of(machine.client, resize)
     return resize if fresh.held else HANDLERS[State(resize.state)](machine, resize, fresh)
 
 
 def _wait_at_old_shape(machine: Machine, resize: ResizeRecord, why: Reason) -> ResizeRecord:
-    """Roll back the resize of a job that waits for something other than room. Slurm does not show whether it would ever
-    start at the new shape."""
+    """Roll back because the job waits for something other than free GPUs: Slurm does not show whether it could start at
+    the new shape."""
     return machine.move(resize, State.WAITING, why, back=True)
 
 
@@ -340,8 +338,8 @@ def _starting(machine: Machine, resize: ResizeRecord, job: WholeJob) -> ResizeRe
 
 
 def _finish(machine: Machine, resize: ResizeRecord, job: WholeJob, *, pause_s: float | None = None) -> ResizeRecord:
-    """End the resize: as done if Slurm shows the new shape, else as rolled back. `pause_s` is the pause that a requeued
-    job reported."""
+    """End the resize: as done if Slurm shows the new shape, else as rolled back. `pause_s` is the training pause that
+    the requeued job reported."""
     # A job that was to be parked keeps its shape. If it comes here, it was released instead.
     done = resize.new_shape != PARKED and _at(resize, job, resize.new_shape, resize.new_kind)
     at = "its new shape" if done else "its old shape" if _at_old(resize, job) else "another shape"
@@ -364,7 +362,6 @@ def _at_old(resize: ResizeRecord, job: WholeJob) -> bool:
 
 
 def _to_put_back(resize: ResizeRecord, job: WholeJob) -> bool:
-    """Tell whether Slurm shows the resize's new shape or kind, so that the old one must be set again."""
     if _at_old(resize, job):
         return False
     if resize.old_kind == resize.new_kind:

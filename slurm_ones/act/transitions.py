@@ -1,12 +1,12 @@
 """States of a resize: which may follow which and why, and how long each may last.
 
 A state is stored before its action is done, so it means "this is about to happen, or has happened". A step that is not
-in the table raises `IllegalTransition`. The picture in docs/architecture.md is made from the table: ``python -m
-slurm_ones.act.transitions``.
+in the table raises `IllegalTransition`. ``python -m slurm_ones.act.transitions`` draws the table for
+docs/architecture.md.
 
-A resize is rolled back if Slurm refuses it, its owner opts out, or the job waits too long. It then passes through the
-same states on its way to the job's old shape (`ResizeRecord.back`). A job that somebody else holds, or that waits for
-its earliest start, gets its old shape without another hold.
+A resize is rolled back if Slurm refuses it, its owner opts out, or the job waits too long. Then it passes through the
+same states to the job's old shape (`ResizeRecord.back`). A job that somebody else holds, or that waits for its earliest
+start, gets its old shape without a hold of the companion.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class State(str, Enum):
     JOINING = "joining"
     """The job trains on until all joining blocks are ready, then reports the new membership."""
     LEAVING = "leaving"
-    """Blocks that left (in a roll-back: joining blocks) end, and their tasks are held again."""
+    """Blocks that left, or in a roll-back the joining blocks, end, and their tasks are held again."""
     DONE = "done"
     ROLLED_BACK = "rolled_back"
     ABANDONED = "abandoned"
@@ -51,7 +51,7 @@ class State(str, Enum):
 
 
 class Direction(Enum):
-    """Directions of a resize, forward or rolled back, before and after a step: pairs of `Stage.back` that it allows."""
+    """Values that `Stage.back` may have before and after a transition, as pairs: False is forward, True is rolled back."""
 
     THERE = ((False, False),)
     BACK = ((True, True),)
@@ -129,7 +129,7 @@ EDGES = (
     Edge(BLOCKS, State.LEAVING, _BACK, State.ROLLED_BACK, "the order is cancelled, the joining blocks are in our hold"),
     Edge(BLOCKS, State.LEAVING, _AFTER_ALL, State.LEAVING, "the job followed the order before it could be cancelled"),
 )
-"""All allowed transitions, except that to `ended`, which may follow every state that is not final."""
+"""All allowed transitions, except those to `ended`, which may follow every state that is not final."""
 
 FINAL = frozenset(State) - {edge.before for edge in EDGES}
 
@@ -142,7 +142,7 @@ def _steps() -> Iterator[tuple[Stage, Stage]]:
 
 
 TRANSITIONS = {stage: frozenset(after for before, after in _steps() if before == stage) for stage, _ in _steps()}
-"""Stages that may follow each stage that is not final."""
+"""For each stage that is not final, the stages that may follow it."""
 
 LASTS = {
     State.DRAINING: "drain_timeout_s",
@@ -153,10 +153,10 @@ LASTS = {
     State.JOINING: "blocks_wait_s",
     State.LEAVING: "blocks_wait_s",
 }
-"""Longest time, in seconds, that a state may last, by state: the name of a field of `config.ResizeSettings`."""
+"""For each state with a deadline, the field of `config.ResizeSettings` with its longest duration in seconds."""
 
 HOLDS_JOB = frozenset({State.REQUEUING, State.PARKING, State.HOLDING, State.RESHAPING, State.RELEASING})
-"""States in which the companion may hold the job; it releases the job before it gives up the resize."""
+"""States in which the companion may hold the job; it releases the job before it ends the resize."""
 
 NEEDS_COMPANION = HOLDS_JOB | {State.DRAINING, State.PREPARING, State.OPENING, State.LEAVING}
 """States in which a job or GPUs would stay idle if no companion ran."""
@@ -174,8 +174,7 @@ def first_state(mechanism: str, *, running: bool = True) -> State:
 
 
 def picture() -> str:
-    """Return the table as a Mermaid state diagram, without the state `ended`, to which every state that is not final
-    leads."""
+    """Return the table as a Mermaid state diagram, without the state `ended`."""
     lines = [
         "stateDiagram-v2",
         f"    [*] --> {first_state(REQUEUE).value}: the job runs",
