@@ -43,7 +43,7 @@ from slurm_ones.slurm.parse import enforces_limits, hides_gpus, release_of
 log = logging.getLogger(__name__)
 
 NODES_S = 300.0
-"""Seconds between two updates of the list of slow nodes and of the run times of guests."""
+"""Seconds between two updates of the slow nodes and of the guests' run times."""
 
 
 @dataclass(frozen=True)
@@ -56,16 +56,16 @@ class Tick:
     seconds: float = 0.0
     histories: Mapping[int, JobHistory] = field(default_factory=dict)
     outcomes: Mapping[int, Reason] = field(default_factory=dict)
-    """Outcome of the decision for each job, by job id."""
+    """For each job id, what came of the decision."""
     ended: Sequence[ResizeRecord] = ()
     """Resizes that ended since the last tick."""
     slow_nodes: Mapping[str, SlowNode] = field(default_factory=dict)
     resizing: int = 0
-    """Number of open resizes before the decision."""
+    """Number of resizes that were open before the decision."""
 
 
 def policy_of(settings: Settings) -> Policy:
-    """Make the policy that the settings name. Raises `ConfigError` if there is no such policy or option."""
+    """Make the policy that the settings name. Raises `ConfigError` for an unknown policy or option."""
     try:
         return make_policy(settings.policy, **settings.policy_options)
     except ValueError as error:
@@ -74,8 +74,8 @@ def policy_of(settings: Settings) -> Policy:
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """Context manager that disables Python's cyclic garbage collector, which takes a fifth of a tick with
-    10,000 jobs."""
+    """Context manager that disables Python's cyclic garbage collector, which takes a fifth of a tick with 10,000
+    jobs."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -86,14 +86,12 @@ def no_collection() -> Iterator[None]:
 
 
 class Companion:
-    """Companion of one cluster: it observes, decides on and resizes elastic jobs, with one Slurm client and one
-    store.
+    """Companion of one cluster: it observes elastic jobs, decides their sizes and resizes them.
 
-    All essential state is in the store, so the next companion continues after a crash at any moment. Only one companion
-    may act at a time: `check` raises `NotLeader` if another one leads, and is called before each change in Slurm and
-    each order.
+    All essential state is in the store, so after a crash the next companion continues. Only one companion may act at a
+    time: `check` raises `NotLeader` if another one leads, and is called before each change in Slurm and each order.
 
-    `clock` returns the time. `make` makes the policy for a partition; the default is the policy of the settings. Raises
+    `clock` returns Unix time. `make` makes the policy for a partition; by default it follows the settings. Raises
     `ConfigError` for an unknown policy or option.
     """
 
@@ -174,7 +172,7 @@ class Companion:
         return Tick(observation, decided, begun, seconds, histories, outcomes, ended, self._slow, len(resizes))
 
     def _read_quotas(self, seen: Observation) -> Quotas:
-        """Return Slurm's quotas with their present use, read every few minutes."""
+        """Return Slurm's quotas with their present use. The quotas are read every few minutes."""
         now = self._clock()
         if seen.elastic and not 0.0 <= now - self._quotas_time < READ_S:
             self._quotas_time = now
@@ -187,8 +185,6 @@ class Companion:
         return self._quotas.now(seen)
 
     def _fused(self, seen: Observation, busy: Collection[int]) -> dict[int, int]:
-        """Return the carrier's id for each pending job that a carrier trains, by job id; empty in advise mode, and
-        while the stop file exists."""
         if not self._actor.acting or self.settings.stopped:
             return {}
         return self._fusions.follow(seen, busy)
@@ -218,8 +214,8 @@ class Companion:
         )
 
     def _asked_once(self, what: str, ask: Callable[[], bool]) -> bool:
-        """Return Slurm's answer to the question `what`, which is asked only once. If Slurm refuses to answer, return
-        False, and ask again at the next call."""
+        """Return Slurm's answer to the question `what`, asked only once. If Slurm refuses, return False, and ask again
+        next time."""
         if what not in self._facts:
             try:
                 self._facts[what] = ask()
@@ -286,7 +282,8 @@ class Companion:
         return self._policies[partition]
 
     def advance(self, *, only: Collection[State] = tuple(State)) -> int:
-        """Advance the resizes that are in these states; return how many of them remain open. Raises `Unreachable`."""
+        """Advance the resizes that are in these states; return how many of them are still open. Raises
+        `Unreachable`."""
         return self._actor.advance(only=only)
 
     def leave(self) -> None:
@@ -294,7 +291,7 @@ class Companion:
         self._actor.leave()
 
     def close(self) -> None:
-        """Close the database; the companion cannot be used afterwards."""
+        """Close the database. The companion cannot be used afterwards."""
         self._store.close()
 
     @property

@@ -51,7 +51,7 @@ class State(str, Enum):
 
 
 class Direction(Enum):
-    """Values that `Stage.back` may have before and after a transition, as pairs: False is forward, True is rolled back."""
+    """Pairs of `Stage.back` before and after a transition: False is forward, True is rolled back."""
 
     THERE = ((False, False),)
     BACK = ((True, True),)

@@ -1,22 +1,22 @@
-"""Three mean JCTs to compare a policy's mean JCT with: a lower bound, the fluid schedule's, and that of jobs that have
-the cluster to themselves.
+"""A lower bound on the mean JCT, and two ideal mean JCTs: the fluid schedule's, and that of jobs that each have the
+whole cluster.
 
 The bound holds for every schedule, even one that pauses jobs and knows the future, under these assumptions:
 
 - A job progresses as its application truly does (`training.application`), always at its best placement and batch,
   unaffected by other jobs. Changes, starts and stops take no time, and a job may have fractions of GPUs.
 - All nodes are as fast as the fastest node of their kind, and the network never slows a job.
-- A job on GPUs of several kinds trains at the pace of the slowest kind, on nodes as large as the largest.
+- A job on GPUs of several kinds trains at the speed of the slowest kind, on nodes as large as the largest.
 - A rigid job always uses its one batch, and may be paused. It has its requested number of GPUs, or that number rounded
-  up to be equal on all nodes, whichever is better.
+  up to be equal on all nodes, whichever is faster.
 - A job ends once its application has trained all epochs. If early stopping may end it sooner, it ends at the least
   progress at which that can happen.
 
 So the bound is below the mean JCT of the best real schedule. `dual` and `curves` derive it.
 
-If there are several kinds of GPU, each kind has its own price, and any prices give a valid bound. Here the prices have
-a constant ratio, so a GPU counts as a fixed number of GPUs of the fastest kind. The search for the best bound varies
-this ratio too, starting from the relative speeds of the kinds.
+Each kind of GPU has its own price, and any prices give a valid bound. Here the prices of the kinds have a constant
+ratio, so a GPU counts as a fixed number of GPUs of the fastest kind. The search for the highest bound varies this ratio
+too, starting from the relative speeds of the kinds.
 
 Batches that differ by less than 0.4 % are treated as one, with the best speed and the best efficiency among them.
 Because of numerical errors (`dual`) the bound is lowered by a thousandth. The search for prices divides a training into
@@ -44,28 +44,29 @@ from slurm_ones.simulate.study.plan import StudyPlan
 from slurm_ones.simulate.workloads.profiles import Workload
 
 COUNTS: Ints = np.array([0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64])
-"""Numbers of GPUs tried for each job in the fluid schedule, besides the two smallest sizes of each job and the largest
-of any."""
+"""Numbers of GPUs tried for each job in the fluid schedule. Each job's two smallest sizes and the largest size of all
+jobs are tried too."""
 Columns = Sequence[tuple[int, bool, int]]
-"""Sizes of a job: (index of the slowest kind of GPU in a size, True if the size also has faster kinds, total GPUs)."""
+"""Sizes, each as (slowest kind of GPU, whether faster kinds are used too, total GPUs). Kinds are indexed from the
+slowest."""
 WAITS = (-1, False, 0)
 DEAREST = 30.0
 """Largest ratio of one kind's price to the fastest kind's price. The smallest ratio is 1 / `DEAREST`."""
 STEPS = 1500
-"""Least time between two decisions of the fluid schedule, as a fraction (1 / `STEPS`) of the time from first to last
-submission. Submissions and ends of jobs cause earlier decisions."""
+"""Largest number of decisions of the fluid schedule between the first and the last submission. Decisions at a
+submission or a job's end are not counted."""
 SHARE = 0.1
-"""Time between two decisions of the fluid schedule, as a share of the shortest remaining time of a job."""
+"""Time to the fluid schedule's next decision, as a share of the shortest remaining time of a job."""
 
 
 def fluid_mean_jct_s(work: Work, weights: Floats) -> float:
     """Return the mean JCT of the fluid schedule in seconds; it is at least the bound.
 
     The fluid schedule is an ideal form of `ones`: jobs hold fractions of GPUs, changes cost nothing, and the true
-    curves are known, but not later submissions.
+    speeds are known, but not later submissions.
 
-    With several kinds of GPU, a linear program assigns GPUs to jobs. A GPU of kind k counts as `weights[k]` GPUs. After
-    each decision the weights move towards the prices of the kinds in the program's solution, as in `ones`.
+    If there are several kinds of GPU, a linear program assigns GPUs to jobs. A GPU of kind k counts as `weights[k]`
+    GPUs. After each decision the weights move towards the kinds' prices in the program's solution, as in `ones`.
     """
     columns, takes = _columns(work)
     order = np.argsort(work.submitted, kind="stable")
@@ -108,7 +109,7 @@ def fluid_mean_jct_s(work: Work, weights: Floats) -> float:
 
 
 def _columns(work: Work) -> tuple[Columns, Ints]:
-    """Return the sizes that are tried (U,), beginning with no GPUs, and the GPUs of each kind in them (U, K)."""
+    """Return the sizes to try, first no GPUs, and the GPUs of each kind in them (sizes, kinds)."""
     found, takes = [WAITS], [np.zeros(len(work.there), dtype=np.int64)]
     for k, here in enumerate(work.there.tolist()):
         for mixed in (False, True):
@@ -125,7 +126,7 @@ def _columns(work: Work) -> tuple[Columns, Ints]:
 
 
 def _rates(curve: Curve, columns: Columns) -> Floats:
-    """Return (K, U) progress/s in each part of the training at each size; 0 if the job has no such size."""
+    """Return progress/s (parts of the training, sizes); 0 at a size that the job cannot have."""
     found = np.zeros((len(curve.rate), len(columns)))
     mine = zip(curve.kind.tolist(), curve.mixed.tolist(), curve.sizes.tolist(), strict=True)
     place = {column: u for u, column in enumerate(columns)}
@@ -136,8 +137,8 @@ def _rates(curve: Curve, columns: Columns) -> Floats:
 
 
 class _Way:
-    """Progress of a job over time, given the speed (K,) in each part of its training and the progress at the parts'
-    `ends` (K,)."""
+    """Progress of a job over time, from its speed in each part of its training and the progress at which each part
+    ends."""
 
     def __init__(self, speed: Floats, ends: Floats, done: float) -> None:
         with np.errstate(divide="ignore"):
@@ -145,15 +146,14 @@ class _Way:
         self._ends, self._done = ends, done
 
     def after(self, seconds: float) -> float:
-        """Return the job's progress after `seconds`."""
         if not np.isfinite(self.seconds[-1]):
             return self._done
         return float(np.interp(seconds, np.append(0.0, self.seconds), np.append(self._done, self._ends)))
 
 
 def _mixes(speed: Floats, sizes: Ints, worth: Floats, gpus: int) -> Floats:
-    """Return the share of time that each job spends at each size (J, U). Jobs grow in the order of worth added
-    per GPU."""
+    """Return the share of time that each job spends at each size (jobs, sizes). The growth steps with most worth per
+    added GPU come first."""
     steps: list[tuple[float, int, int, int]] = []
     for j, row in enumerate(speed):
         for before, after in pairwise([0, *hull(sizes, row)]):
@@ -172,8 +172,8 @@ def _mixes(speed: Floats, sizes: Ints, worth: Floats, gpus: int) -> Floats:
 
 
 def _mixes_of_kinds(worth: Floats, takes: Ints, there: Ints) -> tuple[Floats, Floats]:
-    """Return the share of time that each job spends at each size (J, U), for the largest total worth, and the price of
-    each kind of GPU (K,)."""
+    """Return the share of time that each job spends at each size (jobs, sizes), and the price of each kind of GPU
+    (kinds,). The shares maximize the total worth."""
     job, column = np.nonzero(worth > 0)
     whole = coo_array((np.ones(len(job)), (job, np.arange(len(job)))), (len(worth), len(job)))
     rows: Any = vstack([csr_array(takes[column].T), whole])
@@ -186,26 +186,26 @@ def _mixes_of_kinds(worth: Floats, takes: Ints, there: Ints) -> tuple[Floats, Fl
 
 
 PARTS, MOMENTS = 32, 4
-"""Number of parts of a training, and of moments in each price interval, during the search for prices."""
+"""Number of parts of a training, and of moments in each price interval, in the search for prices."""
 FINE_PARTS, FINE_MOMENTS = 256, 16
-"""Number of parts of a training, and of moments in each price interval, when the final bound is computed."""
+"""Number of parts of a training, and of moments in each price interval, for the final bound."""
 SAFE = 0.999
-"""Factor that lowers the computed bound by more than any numerical error that was seen."""
+"""Factor on the computed bound, which lowers it by more than any numerical error that was seen."""
 INTERVALS = 64
-"""Number of intervals with constant prices between the first and the last submission."""
+"""Number of price intervals between the first and the last submission; a price is constant in its interval."""
 LATER = 10
-"""Number of equally long price intervals after the last submission. As many intervals of twice this length follow, and
-so on up to `LONGEST` times the length."""
+"""Number of equally long price intervals after the last submission. As many of twice this length follow, and so on up
+to `LONGEST` times the length."""
 LONGEST = 8
 EVALUATIONS = 60
-"""Number of evaluations of the dual function that the search for prices may take."""
+"""Evaluations of the dual function in the search for prices, about."""
 TRIED, EACH = 8, 12
-"""Number of price ratios that are tried for each kind except the fastest, and evaluations of the dual function for each
+"""Number of price ratios tried for each kind except the fastest, and evaluations of the dual function for each
 ratio."""
 
 
 def bounds_of(plan: StudyPlan, processes: int) -> dict[int, Bound]:
-    """Compute the bound for the workload of each seed, in parallel processes."""
+    """Compute the bound for the workload of each seed, in parallel processes; return it by seed."""
     if min(processes, len(plan.seeds)) <= 1:
         return {seed: _bound(plan, seed) for seed in plan.seeds}
     with ProcessPoolExecutor(min(processes, len(plan.seeds)), mp_context=get_context("spawn")) as pool:
@@ -218,7 +218,8 @@ def _bound(plan: StudyPlan, seed: int) -> Bound:
 
 
 def bound_of(workload: Workload, parts: Sequence[tuple[int, int, str]], evaluations: int = EVALUATIONS) -> Bound:
-    """Compute the bound for a workload. `parts` are the parts of the cluster: (nodes, GPUs per node, kind)."""
+    """Compute the bound for a workload. `parts` are groups of equal nodes of the cluster: (nodes, GPUs per node,
+    kind)."""
     pools = pools_of(parts)
     coarse, work = (work_of(workload, pools, cuts) for cuts in (PARTS, FINE_PARTS))
     jobs, edges = len(work.submitted), _edges(work.counted(np.ones(len(pools))))
@@ -231,11 +232,11 @@ def bound_of(workload: Workload, parts: Sequence[tuple[int, int, str]], evaluati
 
 
 def weights_of(work: Work, edges: Floats) -> tuple[Floats, Floats | None]:
-    """Return the weight of each of K kinds of GPU (K,), and GPU prices from which the search for the best bound starts
-    (I,).
+    """Return the weight of each kind of GPU (kinds,), and prices from which to start the search for the highest bound
+    (intervals,).
 
-    A GPU with weight 0.5 counts as half a GPU of the fastest kind. The prices are those of a GPU of the fastest kind in
-    each of I time intervals, or None if there is only one kind.
+    A GPU of weight 0.5 counts as half a GPU of the fastest kind. The prices are for a GPU of the fastest kind, in the
+    time intervals between `edges`; None if there is only one kind.
     """
     weights = _faster(work)
     if len(weights) == 1:
@@ -257,8 +258,8 @@ def weights_of(work: Work, edges: Floats) -> tuple[Floats, Floats | None]:
 
 
 def _faster(work: Work) -> Floats:
-    """Return the speed of each kind of GPU divided by the speed of the fastest (K,): the median over jobs, halfway
-    through their training."""
+    """Return each kind's speed over that of the fastest kind (kinds,): the median over jobs, halfway through their
+    training."""
     each = []
     for curve in (work.curves[c] for c in work.curve):
         alone = [np.flatnonzero((curve.kind == k) & ~curve.mixed)[:1] for k in range(len(work.there))]
@@ -269,7 +270,8 @@ def _faster(work: Work) -> Floats:
 
 
 def _edges(work: Work) -> Floats:
-    """Return the edges of the price intervals. The last edge is later than the end of all jobs at their best sizes."""
+    """Return the times between which a price is constant. The last is later than the end of all jobs at their best
+    sizes."""
     first, last = float(work.submitted.min()), float(work.submitted.max())
     alone = work.alone_s
     length = max((last - first) / INTERVALS, float(np.median(alone)) / 8.0, 1.0)

@@ -1,8 +1,8 @@
 """True speed of a job: progress/s on each number of GPUs of each kind, in each part of its training.
 
-A job on GPUs of several kinds trains at the pace of the slowest kind (`Training`), on at least two nodes. One of its
-GPUs is of this kind and one of a faster kind. All further GPUs are counted as the cheapest ones that are at least as
-fast as the slowest.
+A job on GPUs of several kinds trains at the speed of the slowest kind (`Training`), on at least two nodes. One of its
+GPUs is of this kind and one of a faster kind. All further GPUs are counted as the cheapest that are at least as fast as
+the slowest.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from slurm_ones.simulate.training.application import POWER, Application, Submiss
 from slurm_ones.simulate.workloads.profiles import Workload
 
 Key = tuple[str, float, int, int]
-"""Key of a curve: application, share of its epochs, GPUs, and batch (the last two 0 for elastic jobs)."""
+"""Key of a curve: application, share of its epochs that is trained, GPUs, batch. For elastic jobs GPUs and batch are
+0."""
 BLOCK = 1.004
-"""Largest ratio of two batches that are treated as one, with the best speed and the best efficiency of both."""
+"""Largest ratio of two batches that are treated as one, with the better speed and the better efficiency of the two."""
 
 
 class Pool(NamedTuple):
@@ -36,12 +37,11 @@ class Pool(NamedTuple):
 
     @staticmethod
     def of(nodes: int, per_node: int, kind: str = "") -> Pool:
-        """Return a pool of `nodes` equal nodes."""
         return Pool(nodes, per_node, nodes * per_node, kind)
 
 
 def pools_of(parts: Sequence[tuple[int, int, str]]) -> tuple[Pool, ...]:
-    """Return a pool for each kind in `parts` (nodes, GPUs per node, kind), the slowest kind first."""
+    """Return a pool for each kind in `parts`, groups of (nodes, GPUs per node, kind); the slowest kind comes first."""
     found: dict[str, Pool] = {}
     for nodes, per_node, kind in parts:
         before = found.get(kind, Pool(0, 0, 0, kind))
@@ -51,7 +51,7 @@ def pools_of(parts: Sequence[tuple[int, int, str]]) -> tuple[Pool, ...]:
 
 
 def key_of(submission: Submission, app: Application) -> Key:
-    """Return the key of a job's curve. All jobs with this key share the curve."""
+    """Return the key of a job's curve. Jobs with equal keys share a curve."""
     if submission.elastic:
         return submission.application, submission.epochs, 0, 0
     batch = min(max(submission.batch, app.min_batch or app.base_batch), app.max_batch)
@@ -60,18 +60,18 @@ def key_of(submission: Submission, app: Application) -> Key:
 
 @dataclass(frozen=True)
 class Curve:
-    """Progress/s of the jobs with one key, in K parts of the training at N sizes; never below the true speed."""
+    """Upper bound on progress/s of the jobs with one key, in each part of the training at each size."""
 
     work: Floats
-    """(K,) progress in each part, in samples of the base batch."""
+    """Progress in each part (parts,), in samples of the base batch."""
     sizes: Floats | Ints
-    """(N,) total GPUs of each size, ascending within a kind. After `counted` they are in GPUs of the fastest kind."""
+    """Total GPUs of each size (sizes,), ascending for each kind. After `counted`: in GPUs of the fastest kind."""
     kind: Ints
-    """(N,) slowest kind of GPU at each size, as an index into the cluster's kinds, the slowest kind first."""
+    """Slowest kind of GPU at each size (sizes,), as an index into the cluster's kinds, slowest first."""
     mixed: Bools
-    """(N,) True if some of the GPUs are of a faster kind."""
+    """True for sizes with GPUs of a faster kind too (sizes,)."""
     rate: Floats
-    """(K, N) progress/s in each part at each size, at the best placement and batch."""
+    """Progress/s in each part at each size (parts, sizes), at the best placement and batch."""
 
     @property
     def alone_s(self) -> float:
@@ -79,7 +79,8 @@ class Curve:
         return float((self.work / self.rate.max(axis=1)).sum())
 
     def counted(self, weights: Floats, there: Ints) -> Curve:
-        """Return the curve with each GPU of kind k counted as `weights[k]` GPUs. The cluster has `there[k]` of them."""
+        """Return the curve with each GPU of kind k counted as `weights[k]` GPUs. The cluster has `there[k]` GPUs of
+        this kind."""
         count = self.sizes * weights[self.kind]
         for k in range(len(there) - 1):
             here = self.mixed & (self.kind == k)
@@ -91,7 +92,7 @@ class Curve:
 
 
 def curves_of(workload: Workload, pools: Sequence[Pool], parts: int) -> dict[Key, Curve]:
-    """Return the curve of each key in a workload."""
+    """Return the curves of a workload's jobs, by key."""
     asked: dict[Key, int] = {}
     for submission in workload.submissions:
         key = key_of(submission, workload.applications[submission.application])
@@ -104,8 +105,8 @@ def curves_of(workload: Workload, pools: Sequence[Pool], parts: int) -> dict[Key
 def curve(
     app: Application, epochs: float, asked: int, pools: Sequence[Pool], parts: int, gpus: int = 0, batch: int = 0
 ) -> Curve:
-    """Return the curve of an application in about `parts` parts. `epochs` is the share of its epochs that the job
-    trains.
+    """Return the curve of an application, divided into about `parts` parts. `epochs` is the trained share of its
+    epochs.
 
     `asked` is the largest number of GPUs that a user requests; it is allowed even above the application's `max_gpus`.
     With `gpus` and `batch` the job is rigid: it uses only this batch, and this number of GPUs, exactly or rounded up to
@@ -134,7 +135,7 @@ def _together(pools: Sequence[Pool]) -> Pool:
 
 
 def _rates(app: Application, sizes: Ints, batches: Ints, ends: Floats, pool: Pool, least: int) -> Floats:
-    """Return (E, N) the highest progress/s in each epoch at each size, on at least `least` nodes."""
+    """Return the highest progress/s in each epoch at each size (epochs, sizes), on at least `least` nodes."""
     blocks = _blocks(batches)
     starts = np.concatenate([[0.0], ends[:-1]])
     efficiency = np.array([np.maximum.reduceat(app.efficiency(at, batches), blocks) for at in starts * (1 + 1e-12)])
@@ -148,8 +149,8 @@ def _rates(app: Application, sizes: Ints, batches: Ints, ends: Floats, pool: Poo
 
 
 def _divided(ends: Floats, found: Curve, parts: int) -> Curve:
-    """Divide a curve into `parts` parts that take equal time at the fastest size. A part with several epochs has the
-    highest rate of these epochs."""
+    """Divide a curve into `parts` parts that take equal time at the fastest size. A part of several epochs has the
+    highest of their rates."""
     seconds = np.append(0.0, np.cumsum(np.diff(ends, prepend=0.0) / found.rate.max(axis=1)))
     cuts = np.interp(np.linspace(0.0, seconds[-1], parts + 1), seconds, np.append(0.0, ends))
     if len(ends) <= parts:
@@ -162,9 +163,10 @@ def _divided(ends: Floats, found: Curve, parts: int) -> Curve:
 
 
 def hull(sizes: Floats | Ints, rates: Floats) -> list[int]:
-    """Return the columns on the concave hull of the rates (N,) over the ascending sizes (N,).
+    """Return the indices of the sizes on the concave hull of the rates, with sizes ascending (both arrays: sizes,).
 
-    A job that divides its time between two neighbouring columns is at least as fast as at any size in between.
+    A job that divides its time between two neighbouring sizes of the hull is at least as fast as at any size in
+    between.
     """
     found: list[int] = []
     size, rate, top = 0.0, 0.0, float(rates.max(initial=0.0))
@@ -178,7 +180,7 @@ def hull(sizes: Floats | Ints, rates: Floats) -> list[int]:
 
 
 def _sizes(app: Application, asked: int, pool: Pool) -> Ints:
-    """Return the numbers of GPUs that a job can use: those of its strategy, or any number without a strategy."""
+    """Return the numbers of GPUs that a job can use: its strategy's sizes, or any number without a strategy."""
     gpus, per_node = pool.gpus, pool.per_node
     if app.by is not None:
         rows = app.by.limits(min(app.max_gpus, gpus), app.max_local_batch).sizes
@@ -205,7 +207,7 @@ def _blocks(batches: Ints) -> Ints:
 def _best(
     app: Application, sizes: Ints, batches: Ints, blocks: Ints, efficiency: Floats, pool: Pool, least: int
 ) -> Floats:
-    """Return (E, N) upper bounds on the progress/s in each epoch at each size, on at least `least` nodes."""
+    """Return upper bounds on the progress/s in each epoch at each size (epochs, sizes), on at least `least` nodes."""
     found = np.empty((len(efficiency), len(sizes)))
     for column, gpus in enumerate(sizes.tolist()):
         # No batch is smaller than the replicas that share it.
@@ -220,9 +222,9 @@ def _best(
 
 
 def placements(app: Application, gpus: int, nodes: int, per_node: int, least: int = 1) -> Iterator[tuple[int, ...]]:
-    """Yield the placements (GPUs on each node) to compare, all on at least `least` nodes.
+    """Yield the placements (GPUs on each node) to compare, on at least `least` nodes.
 
-    They have equal GPUs on all nodes, or full nodes, or were measured in the application's profile.
+    Each has equally many GPUs on all nodes up to one, or full nodes, or was measured in the application's profile.
     """
     known = getattr(app.speed, "placements", None)
     fewest = max(-(-gpus // per_node), least)
@@ -239,8 +241,8 @@ def _end(app: Application, epochs: float, batches: Ints) -> float:
     """Return the least progress at which the job can be done, in samples of the base batch.
 
     It is less than all epochs for two reasons. The companion may round off half a sample of each epoch. Early stopping
-    ends a training if the metric has risen too little over `patience` passes over the data, assumed at the least
-    efficient batch.
+    ends a training if the metric has risen too little over `patience` epochs, here assumed at the least efficient
+    batch.
     """
     total = app.total * epochs - 0.5 * len(app.ends)
     if not app.patience:
@@ -255,19 +257,19 @@ def _end(app: Application, epochs: float, batches: Ints) -> float:
 
 @dataclass(frozen=True)
 class Work:
-    """Jobs (J,) of a workload: the index of each job's curve in `curves`, and its submission time."""
+    """Jobs of a workload: for each job, the index of its curve in `curves`, and its submission time in seconds."""
 
     curves: Sequence[Curve]
     curve: Ints
     submitted: Floats
     there: Ints
-    """(K,) number of GPUs of each kind."""
+    """Number of GPUs of each kind (kinds,)."""
     gpus: float = 0.0
-    """Number of GPUs of the cluster, each counted by its kind's weight. 0 before `counted`."""
+    """Sum of the weights of the cluster's GPUs; 0 before `counted`."""
 
     @property
     def alone_s(self) -> Floats:
-        """(J,) seconds that each job trains if it has the cluster to itself."""
+        """Seconds that each job trains if it has the whole cluster (jobs,)."""
         each = np.array([curve.alone_s for curve in self.curves])
         return each[self.curve]
 
@@ -278,7 +280,7 @@ class Work:
 
 
 def work_of(workload: Workload, pools: Sequence[Pool], parts: int) -> Work:
-    """Return the jobs of a workload with their curves, in about `parts` parts each."""
+    """Return the jobs of a workload with their curves, each divided into about `parts` parts."""
     curves = curves_of(workload, pools, parts)
     rows = {key: row for row, key in enumerate(curves)}
     jobs = workload.submissions

@@ -2,24 +2,24 @@
 
 Any schedule gives job j some number of GPUs n_j(t), with Σ n_j(t) ≤ N at every moment. For any prices λ(t) ≥ 0
 
-Σ JCT_j ≥ Σ [JCT_j + ∫ λ n_j dt] − N ∫ λ dt ≥ Σ V_j(λ) − N ∫ λ dt,
+    Σ JCT_j ≥ Σ [JCT_j + ∫ λ n_j dt] − N ∫ λ dt ≥ Σ V_j(λ) − N ∫ λ dt,
 
-with V_j(λ) the least JCT plus cost of GPUs over all ways to run job j by itself. The right-hand side is the Lagrangian
-dual. Its value at any prices is a bound. It is concave in λ, so the prices can be improved step by step. Prices are
+with V_j(λ) the least sum of JCT and GPU cost over all ways to run job j by itself. The right-hand side is the
+Lagrangian dual: a bound at any prices. It is concave in λ, so the prices can be improved step by step. Prices are
 constant in intervals, and 0 after the last.
 
-GPUs of several kinds count as multiples of one kind (`curves.Curve.counted`). The prices of the kinds then are λ(t)
+GPUs of several kinds count as multiples of one kind (`curves.Curve.counted`). Then the prices of the kinds are λ(t)
 times these multiples, and all of the following holds unchanged.
 
 The gradient by a price is the GPU-seconds that the jobs would take in its interval minus the GPU-seconds available.
 
-V_k(t) is the least remaining cost of a job that begins part k of its training at time t. Λ(t) is the cost of one GPU
+V_p(t) is the least remaining cost of a job that begins part p of its training at time t. Λ(t) is the cost of one GPU
 until t, and d = work / rate(n) is the time of the part on n GPUs. Bellman's equation,
 
-V_k(t) = min over s ≥ t and n of  (s − t) + d + n (Λ(s + d) − Λ(s)) + V_{k+1}(s + d),
+    V_p(t) = min over s ≥ t and n of  (s − t) + d + n (Λ(s + d) − Λ(s)) + V_{p+1}(s + d),
 
-is solved backwards from V = 0 after the last part. GPUs cost nothing after the last price interval. A forward pass over
-the same choices gives the GPU-seconds that the job takes in each price interval.
+is solved backwards from V = 0 after the last part. A forward pass over the same choices gives the GPU-seconds that the
+job takes in each price interval.
 
 Two errors are numerical:
 
@@ -44,16 +44,16 @@ from slurm_ones.policy.contract import Floats, Ints
 
 
 class Way(NamedTuple):
-    """Sizes that a job can have in one part of its training, and the seconds that the part takes at each."""
+    """Sizes that a job can have in one part of its training, and the seconds that the part takes at each size."""
 
     sizes: Floats
-    """(N,) GPUs of each size, ascending."""
+    """GPUs of each size (sizes,), ascending."""
     seconds: Floats
-    """(N,) seconds that the part takes at each size."""
+    """Seconds that the part takes at each size (sizes,)."""
 
 
 def ways_of(curve: Curve) -> Sequence[Way]:
-    """Return, for each part of a curve, the sizes on the concave hull and the seconds that the part takes at each."""
+    """Return, for each part of a curve, the sizes on its concave hull."""
     found: list[Way] = []
     columns: list[int] = []
     for k, rate in enumerate(curve.rate):
@@ -64,18 +64,17 @@ def ways_of(curve: Curve) -> Sequence[Way]:
 
 
 class Costs:
-    """Costs in seconds of all jobs with one curve. Prices are constant between two of the edges (I + 1,)."""
+    """Costs in seconds of all jobs with one curve. Prices are constant between two `edges`."""
 
     def __init__(self, curve: Curve, submitted: Floats, edges: Floats, moments: Floats) -> None:
-        """Prepare to compute V at the `moments` (G,). They ascend from the first edge to the last, and contain all
-        edges."""
+        """Prepare to compute V at the `moments`, which ascend from the first edge to the last and include all edges."""
         self._ways = ways_of(curve)
         first = int(np.searchsorted(moments, submitted.min(), side="right")) - 1
         self._edges, self._moments = edges, moments[first:]
         self._begin = self._split(submitted, np.ones(len(submitted)))
 
     def _split(self, times: Floats, jobs: Floats) -> Floats:
-        """Return the number of jobs at each moment (G,). A job between two moments is divided between them."""
+        """Return the number of jobs at each moment (moments,). A job between two moments is divided between them."""
         times = np.minimum(times, self._moments[-1])
         floor = np.minimum(np.searchsorted(self._moments, times, side="right") - 1, len(self._moments) - 2)
         before, after = self._moments[floor], self._moments[floor + 1]
@@ -84,10 +83,9 @@ class Costs:
         return _sums(floor, jobs - above, count) + _sums(floor + 1, above, count)
 
     def at(self, prices: Floats) -> tuple[float, Floats]:
-        """Return the costs of all jobs at these prices (I,), and the GPU-seconds that the jobs take in each interval
-        (I,).
+        """Return the costs of all jobs at these prices (intervals,), and their gradient by the prices (intervals,).
 
-        The GPU-seconds are the gradient of the costs by the prices.
+        The gradient is the GPU-seconds that the jobs take in each interval.
         """
         moments = self._moments
         paid = np.interp(moments, self._edges, np.append(0.0, np.cumsum(prices * np.diff(self._edges))))
@@ -105,10 +103,10 @@ class Costs:
         return float(self._begin @ value), self._used(chosen[::-1])
 
     def _used(self, chosen: Sequence[tuple[Ints, Ints]]) -> Floats:
-        """Return (I,) the GPU-seconds that the jobs take in each interval.
+        """Return the GPU-seconds that the jobs take in each interval (intervals,).
 
-        `chosen` has two index arrays (G,) for each part of the training. For a job that reaches the part at a given
-        moment, they hold its size, and the moment at which it starts the part.
+        `chosen` has two index arrays (moments,) for each part of the training: for a job that reaches the part at a
+        moment, its size, and the moment at which it starts the part.
         """
         there, starts, ends, gpus = self._begin, [], [], []
         for way, (column, until) in zip(self._ways, chosen, strict=True):
@@ -125,7 +123,7 @@ class Costs:
         return np.diff(taken)
 
     def _since(self, times: Floats, gpus: Floats) -> Floats:
-        """Return (I + 1,) the GPU-seconds used up to each edge, by GPUs that are held from `times` on."""
+        """Return the GPU-seconds used up to each edge (edges,) by GPUs that are held from `times` on."""
         edges = self._edges
         at = np.searchsorted(edges, times, side="left")
         held = np.cumsum(_sums(at, gpus, len(edges) + 1))[: len(edges)]
@@ -137,10 +135,10 @@ def _sums(places: Ints, weights: Floats, count: int) -> Floats:
 
 
 class Dual:
-    """Dual function of a workload. Prices are constant between two of the ascending `edges` (I + 1,), in seconds."""
+    """Dual function of a workload. Prices are constant between two of the ascending `edges`, in seconds."""
 
     def __init__(self, work: Work, edges: Floats, moments: int) -> None:
-        """Compute costs at `moments` moments in each interval. The edges must reach from the first to the last
+        """Compute costs at `moments` moments in each interval. The edges must include the first to the last
         submission."""
         self.work, self.edges = work, edges
         self.lengths: Floats = np.diff(edges)
@@ -154,7 +152,8 @@ class Dual:
         ]
 
     def value(self, prices: Floats) -> tuple[float, Floats]:
-        """Return the bound on the sum of all JCTs at these prices (I,), and its gradient by the prices (I,)."""
+        """Return the bound on the sum of all JCTs at these prices, and its gradient by the prices (both arrays:
+        intervals,)."""
         bill = self.work.gpus * self.lengths
         total, used = -float(prices @ bill), -bill
         for costs in self._costs:
@@ -164,10 +163,11 @@ class Dual:
 
 
 def improved(dual: Dual, evaluations: int, start: Floats | None = None) -> tuple[float, Floats]:
-    """Return the best bound on the sum of JCTs that about `evaluations` evaluations find, and its prices (I,).
+    """Return the highest bound on the sum of JCTs that about `evaluations` evaluations find, and its prices
+    (intervals,).
 
-    The search starts at the prices `start`, or else at the best of four constant prices, each lower by a factor of 4
-    after the last submission.
+    The search starts at the prices `start`, or else at the best of four constant prices. Each of the four is lower by a
+    factor of 4 after the last submission.
     """
     scale = 1.0 / np.sqrt(dual.lengths)
     best = (-np.inf, np.zeros(len(scale)))
