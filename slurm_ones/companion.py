@@ -56,7 +56,7 @@ class Tick:
     seconds: float = 0.0
     histories: Mapping[int, JobHistory] = field(default_factory=dict)
     outcomes: Mapping[int, Reason] = field(default_factory=dict)
-    """For each job id, what came of the decision."""
+    """Outcome of the decision for each job, by job id."""
     ended: Sequence[ResizeRecord] = ()
     """Resizes that ended since the last tick."""
     slow_nodes: Mapping[str, SlowNode] = field(default_factory=dict)

@@ -61,13 +61,13 @@ class Actor:
         self._guest_queues = guests_of(settings)
         self._say = say
         self._ordered: dict[int, tuple[int | None, int]] = {}
-        """For each job id, the batch and the number of its last order that changed only the batch."""
+        """Batch and number of each job's last order that changed only the batch, by job id."""
         self._advised: dict[int, Hashable] = {}
         self._written: dict[str, tuple[tuple[object, ...], float]] = {}
-        """For each partition: the parts of its last stored decision that are compared, and the earliest future moment
-        (Unix time) named in that decision's reasons."""
+        """Compared parts of each partition's last stored decision, and the earliest later Unix time that its reasons
+        name."""
         self.outcomes: dict[int, Reason] = {}
-        """For each job id, what came of the last tick's decision."""
+        """Outcome of the last tick's decision for each job, by job id."""
 
     @property
     def acting(self) -> bool:

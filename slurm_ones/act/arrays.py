@@ -94,7 +94,7 @@ class Leftovers:
     _seen_over: dict[int, float] = field(default_factory=dict)
     """Time at which each job was first found to be over, by job id."""
     _gone_on: dict[int, int] = field(default_factory=dict)
-    """For each job id: the step in the job's last membership report when a held task was last released to train on."""
+    """Step in the job's last membership report when a held task was last released to train on, by job id."""
     _apart: dict[tuple[int, int, int], float] = field(default_factory=dict)
     """Time at which each running block was first found to train apart, by (job id, task, restart count)."""
     _told: set[tuple[int, int, int]] = field(default_factory=set)

@@ -52,7 +52,7 @@ class _Tick:
     ours: Collection[int]
     """Ids of jobs that a companion has deferred."""
     taken: dict[int, int] = field(default_factory=dict)
-    """For each job that has a carrier already, the carrier's id, by job id."""
+    """Carrier's id for each job that has a carrier already, by job id."""
 
 
 @dataclass
@@ -64,7 +64,8 @@ class Fusions:
     orders: OrderWriter
     clock: Callable[[], float]
     _answers: dict[tuple[int, int], tuple[float, frozenset[int]]] = field(default_factory=dict)
-    """For each (carrier's id, restart count): the time of the last answer, and the ids of the jobs that it named."""
+    """Last answer to each carrier, by (its id, its restart count): the time, and the ids of the jobs that it may
+    train."""
 
     def follow(self, seen: Observation, busy: Collection[int]) -> dict[int, int]:
         """Return, for each job that must wait while a carrier trains it, the carrier's id. Jobs `busy` with a resize

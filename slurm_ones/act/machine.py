@@ -77,7 +77,7 @@ class Machine:
     """Ids of the resizes that this companion began and has not advanced yet. A hold found at the first advance is
     somebody else's."""
     gains: dict[int, float] = field(default_factory=dict)
-    """For each resize that this companion began, its expected gain (`Order.gain`), which the job logs."""
+    """Expected gain (`Order.gain`) of each resize that this companion began, by resize id; the job logs it."""
     _ended: list[ResizeRecord] = field(default_factory=list, init=False)
     _asked: dict[tuple[int, Stage], float] = field(default_factory=dict, init=False)
     """Time of the last action, by resize id and stage."""

@@ -142,7 +142,7 @@ def _steps() -> Iterator[tuple[Stage, Stage]]:
 
 
 TRANSITIONS = {stage: frozenset(after for before, after in _steps() if before == stage) for stage, _ in _steps()}
-"""For each stage that is not final, the stages that may follow it."""
+"""Stages that may follow each stage that is not final."""
 
 LASTS = {
     State.DRAINING: "drain_timeout_s",
@@ -153,7 +153,7 @@ LASTS = {
     State.JOINING: "blocks_wait_s",
     State.LEAVING: "blocks_wait_s",
 }
-"""For each state with a deadline, the field of `config.ResizeSettings` with its longest duration in seconds."""
+"""Field of `config.ResizeSettings` with the longest duration of a state, in seconds, by state."""
 
 HOLDS_JOB = frozenset({State.REQUEUING, State.PARKING, State.HOLDING, State.RESHAPING, State.RELEASING})
 """States in which the companion may hold the job; it releases the job before it ends the resize."""
