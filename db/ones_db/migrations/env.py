@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from alembic import context
+from sqlalchemy.schema import SetColumnComment, SetTableComment
 
 from ones_db.tables import METADATA
 from ones_db.views import VIEWS
@@ -32,3 +33,8 @@ with context.begin_transaction():
     if context.get_context().get_current_revision() == context.get_head_revision():
         for view in VIEWS.values():
             connection.exec_driver_sql(f"CREATE VIEW {view.name} AS {view.select(connection.dialect.name)}")
+        if connection.dialect.supports_comments:
+            for table in METADATA.sorted_tables:
+                connection.execute(SetTableComment(table))
+                for column in table.columns:
+                    connection.execute(SetColumnComment(column))
