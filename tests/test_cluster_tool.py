@@ -158,6 +158,12 @@ class TestLife:
             done = call("exec", name, "-u", "bob", "--cwd", "/scratch", "--", "sh", "-c", "id -un; pwd; exit 5")
             assert (done.returncode, done.stdout) == (5, "bob\n/scratch\n")
             assert name in call("status").stdout
+            sleeps = ["exec", name, "--", "pgrep", "-fx", "sleep 4321"]
+            process = subprocess.Popen([*tool, "exec", name, "--", "sleep", "4321"], cwd=REPOSITORY)
+            until(lambda: call(*sleeps).returncode == 0, "its sleep")
+            process.terminate()
+            assert process.wait() == -signal.SIGTERM
+            assert call(*sleeps).returncode == 1
         finally:
             down = call("down", "--name", name)
         assert down.returncode == 0

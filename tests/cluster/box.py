@@ -144,12 +144,10 @@ class Box:
     ) -> subprocess.Popen[Any]:
         """Start a command inside. The Popen stands for the command: signals and exit status pass
         through, and killing it kills the command (children of the command are the command's)."""
-        uid, gid, home = self._account(user)
-        if cwd is None:  # accounts of daemons have a home that does not exist
-            cwd = home if (self.root / home.lstrip("/")).is_dir() else "/"
+        command, environment = self.command(argv, user=user, cwd=cwd, env=env, new_session=new_session)
         return subprocess.Popen(
-            [sys.executable, "-I", "-S", *self._door(argv, new_session), uid, gid, str(cwd), "--", *argv],
-            env={"HOME": home, "USER": user, "LOGNAME": user, "SHELL": "/bin/bash", **(env or {})},
+            command,
+            env=environment,
             cwd="/",
             stdin=stdin,
             stdout=stdout,
@@ -157,6 +155,22 @@ class Box:
             text=text,
             start_new_session=new_session,
         )
+
+    def command(
+        self,
+        argv: Sequence[str],
+        *,
+        user: str = "root",
+        cwd: str | Path | None = None,
+        env: Mapping[str, str] | None = None,
+        new_session: bool = False,
+    ) -> tuple[list[str], dict[str, str]]:
+        """The command of this machine that runs a command inside, and its environment; it starts in `/`."""
+        uid, gid, home = self._account(user)
+        if cwd is None:  # accounts of daemons have a home that does not exist
+            cwd = home if (self.root / home.lstrip("/")).is_dir() else "/"
+        command = [sys.executable, "-I", "-S", *self._door(argv, new_session), uid, gid, str(cwd), "--", *argv]
+        return command, {"HOME": home, "USER": user, "LOGNAME": user, "SHELL": "/bin/bash", **(env or {})}
 
     def _door(self, argv: Sequence[str], new_session: bool) -> list[str]:
         """The program that brings the command inside, with its first arguments."""

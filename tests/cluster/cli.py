@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
@@ -155,16 +155,12 @@ def shell(
     _pass_through(Cluster.attach(name), ["bash"], user, cwd)
 
 
-def _pass_through(cluster: Cluster, command: list[str], user: str, cwd: str | None) -> None:
+def _pass_through(cluster: Cluster, command: list[str], user: str, cwd: str | None) -> NoReturn:
+    """Become the command, so that every signal reaches it."""
     env = {"TERM": os.environ["TERM"]} if "TERM" in os.environ else {}
-    process = cluster.popen(command, user=user, cwd=cwd, env=env, stdin=None, text=False, new_session=False)
-    while True:
-        try:
-            status = process.wait()
-            break
-        except KeyboardInterrupt:
-            continue  # the command got it as well, and decides
-    raise typer.Exit(status if status >= 0 else 128 - status)
+    command, env = cluster.command(command, user=user, cwd=cwd, env=env)
+    os.chdir("/")
+    os.execve(command[0], command, env)
 
 
 @app.command()

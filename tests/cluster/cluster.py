@@ -336,3 +336,9 @@ class Cluster:
     ) -> subprocess.Popen[Any]:
         """Start a command in the cluster; signals, exit status and files pass through: see `Box.popen`."""
         return self.box.popen(argv, user=user, env={**self._environment(user), **(env or {})}, **options)
+
+    def command(
+        self, argv: Sequence[str], *, user: str = "alice", env: Mapping[str, str] | None = None, **options: Any
+    ) -> tuple[list[str], dict[str, str]]:
+        """The same as a command of this machine: see `Box.command`."""
+        return self.box.command(argv, user=user, env={**self._environment(user), **(env or {})}, **options)
