@@ -24,12 +24,13 @@ _GROUPS: dict[str, dict[str, str]] = {
     "Studies": {"simulate": "simulate", "study": "study"},
 }
 _MODULES = {name: module for group in _GROUPS.values() for name, module in group.items()}
-"""Name of the module with each command's code, by the command's name."""
+"""Name of the module that contains each command, by the command's name."""
 _PANELS = {name: panel for panel, group in _GROUPS.items() for name in group}
 
 
 class _Commands(TyperGroup):
-    """Command group that imports a command's module only when needed, so that `why` does not wait for `run`'s."""
+    """Command group that imports a command's module only when it is called: `why` need not wait for the imports of
+    `run`."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(_MODULES)

@@ -1,6 +1,6 @@
 """Parser of batch scripts: it reads directives as sbatch does, and finds calls of ones-run as the shell would.
 
-Each form of a directive was compared with sbatch 26.05 (tests/test_batch_script.py).
+How sbatch reads a directive was compared with sbatch 26.05 (tests/test_batch_script.py).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ contiguous exclusive get-user-env help hold ignore-pbs no-kill no-requeue overco
 spread-job test-only use-min-nodes usage verbose version wait
 """
 NAMES = tuple(f"--{name}" for name in sorted([*" ".join(_VALUED).split(), *_BARE.split()]))
-"""All long options of sbatch. As in sbatch, an unambiguous prefix may stand for an option."""
+"""All long options of sbatch. sbatch also accepts unambiguous prefixes of them."""
 SAME = {"--tasks-per-node": "--ntasks-per-node"}
 BARE = {f"--{name}" for name in _BARE.split()} | {f"-{letter}" for letter in "HkOQshvVWI"}
 """Options of sbatch that take no value."""
@@ -49,9 +49,9 @@ class ScriptFinding:
     """Error or warning about a batch script."""
 
     weight: Literal["error", "warning"]
-    """Severity. With an error the job would not be resized, or would not do what its owner intends."""
+    """Severity: an error if the job would not be resized, or would not do what its owner intends; else a warning."""
     line: int
-    """Number of the line, from 1; 0 for the script as a whole."""
+    """Number of the line, from 1; 0 for the whole script."""
     text: str
 
 
@@ -77,9 +77,9 @@ class Script:
     """Batch script, parsed into directives and commands."""
 
     options: dict[str, tuple[int, str]]
-    """(Line, value) of each option, by its long name. If an option occurs twice, the last one counts, as in sbatch."""
+    """(Line, value) of each option, by its long name. Of an option that occurs twice the last counts, as in sbatch."""
     body: tuple[tuple[int, str], ...]
-    """(Line, text) of each line with commands. Continued lines are joined."""
+    """(Line, text) of each line with commands. Continued lines are joined into one."""
     findings: tuple[ScriptFinding, ...]
 
     def value(self, option: str) -> str:
@@ -91,7 +91,7 @@ class Script:
 
     @property
     def warned(self) -> bool:
-        """True if `--signal` makes Slurm send SIGUSR2 before the time limit to the batch shell only."""
+        """True if `--signal` makes Slurm send SIGUSR2 to the batch shell, and only to it, before the time limit."""
         return _SIGNAL.fullmatch(self.value("--signal")) is not None
 
 
@@ -132,7 +132,7 @@ def _refused(text: str) -> Iterator[ScriptFinding]:
 
 
 def _document(line: str) -> str:
-    """Return the word that ends the here-document which begins in this line; empty if none begins."""
+    """Return the word that ends the here-document that begins in this line; empty if none begins."""
     begun = re.search(r"<<-?\s*([\"']?)(\w+)\1", line)
     return begun[2] if begun and "<<<" not in line else ""
 
@@ -155,7 +155,7 @@ def _directive(number: int, rest: str, options: dict[str, tuple[int, str]]) -> I
 
 
 def options_in(words: list[str]) -> Iterator[tuple[str, str]]:
-    """Yield (long name, value) for each option in sbatch's arguments. Any other word is treated like an option."""
+    """Yield (long name, value) for each option in sbatch's arguments. A word that is no option is yielded like one."""
     while words:
         word = words.pop(0)
         name, equals, value = word.partition("=")
@@ -170,7 +170,7 @@ def options_in(words: list[str]) -> Iterator[tuple[str, str]]:
 
 
 def is_bare(name: str) -> bool:
-    """Return True if an option takes no value. `name` may be an unambiguous prefix of its name."""
+    """Return True if an option takes no value. `name` may be an unambiguous prefix."""
     return name in BARE or any(one.startswith(name) for one in BARE if len(name) > 4)
 
 
@@ -183,11 +183,11 @@ _ASSIGNS = re.compile(r"[A-Za-z_]\w*\+?=.*", re.DOTALL)
 _NAMED = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 _SHELLS = {"sh", "bash", "dash", "zsh"}
 _MOST = 4
-"""Largest number of nested `sh -c` commands that are followed."""
+"""Largest depth of nested `sh -c` commands that are read."""
 
 
 def commands(script: Script) -> list[Command]:
-    """Return the script's commands in order. The commands of a function come at the place of its definition."""
+    """Return the script's commands in order. A function's commands come at the place of its definition."""
     variables: dict[str, str] = {}
     found: list[Command] = []
     loops = 0
@@ -207,7 +207,7 @@ def commands(script: Script) -> list[Command]:
 
 
 def _simple(line: str) -> list[tuple[list[str], str, str]]:
-    """Return (operator before, words, operator after) for each command in a line."""
+    """Return (words, operator before, operator after) for each command in a line."""
     reader = shlex.shlex(line, posix=True, punctuation_chars=True)
     reader.whitespace_split = True
     found: list[tuple[list[str], str, str]] = []
@@ -236,7 +236,7 @@ def _without_keywords(words: list[str]) -> list[str]:
 
 
 def _within(command: Command, variables: dict[str, str], deep: int) -> Iterator[Command]:
-    """Yield the command with its variables replaced. For a shell with `-c`, yield the commands in its text instead."""
+    """Yield the command with its variables replaced; for a shell with `-c`, yield the commands in that text instead."""
     words: list[str] = []
     for word in command.words:
         named = _NAMED.fullmatch(word)
@@ -278,7 +278,7 @@ _LAUNCHERS = {
 }  # fmt: skip
 _CONTAINERS = {"apptainer", "singularity", "docker", "podman", "podman-hpc", "shifter", "ch-run", "enroot"}
 _HAND_ON = {"exec", "env", "nice", "nohup", "stdbuf", "ionice", "numactl", "taskset", "chrt", "setsid", "time"}
-"""Commands that replace themselves by the command in their arguments, which then receives the signals sent to them."""
+"""Commands that replace themselves by the command in their arguments, so that it receives the signals sent to them."""
 
 
 @dataclass(frozen=True)
@@ -287,7 +287,7 @@ class Call:
 
     command: Command
     prefix: tuple[str, ...]
-    """Words of the command before ones-run."""
+    """Words before ones-run."""
     arguments: tuple[str, ...]
 
     @property
@@ -297,13 +297,13 @@ class Call:
 
     @property
     def container(self) -> str:
-        """Words that start the container, such as `apptainer exec`; empty without a container."""
+        """Words that start the container, from the container's command to ones-run; empty without a container."""
         at = next((at for at, word in enumerate(self.prefix) if _is(word, _CONTAINERS)), -1)
         return " ".join(self.prefix[at:]) if at >= 0 else ""
 
     @property
     def takes_over(self) -> bool:
-        """True if ones-run replaces the batch shell (`exec`), so that it receives the shell's signals."""
+        """True if ones-run replaces the batch shell (`exec`), so that it receives the signals sent to the shell."""
         if self.command.piped or self.command.background or self.prefix[:1] != ("exec",):
             return False
         return not any(word[:1].isalpha() and not _is(word, _HAND_ON) and "=" not in word for word in self.prefix[1:2])
@@ -331,7 +331,7 @@ def _call(command: Command) -> Call | None:
 
 
 def requeues_itself(found: list[Command]) -> int:
-    """Return the number of the line in which the script requeues its job or submits itself; 0 if none does."""
+    """Return the number of the line in which the script requeues or resubmits itself; 0 if there is none."""
     for one in found:
         text = " ".join(one.words)
         again = _is(one.words[0], {"sbatch"}) and re.search(r"\$\{?0\b|:\$\{?SLURM_(ARRAY_)?JOB_?ID\b", text)

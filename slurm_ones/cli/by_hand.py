@@ -1,9 +1,9 @@
 """Commands with which owners change their jobs' sizes: `resize`, `pin`, `release`, `guests`, `estimate`, `rehearse`.
 
-`resize` and `pin` write the size into the job's comment (`size=8`), and the companion then carries it out. Slurm lets
-owners change their jobs' comments at every site. `release` removes the size from the comment. The other three need no
-companion. `guests` moves a job's waiting blocks to the queue for guests. `estimate` asks Slurm when a similar job would
-start. `rehearse` orders a checkpoint and a restart at the present size, and reads from the reports how long they took.
+`resize` and `pin` write the size into the job's comment (`size=8`), where the companion reads it; `release` removes it.
+Every site lets owners change their jobs' comments. The remaining commands need no companion. `guests` moves a job's
+waiting blocks to the guests' queue. `estimate` asks Slurm when a similar job would start. `rehearse` makes a job write
+a checkpoint and restart at its present size, and reads from its reports how long that took.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ POLL_S = 2.0
 SHOWN_S = 30.0
 """Seconds between two lines of progress."""
 WAKES_S = wake.GAP_S + 2 * wake.LOOK_S + 1
-"""Longest time from waking the companion to its tick, in seconds. It is longer if the companion was woken often."""
+"""Longest time, in seconds, from waking the companion to its tick; it takes longer if it was woken often."""
 
 SizeArgument = Annotated[str, typer.Argument(metavar="SIZE", help="GPUs, such as 8, or nodes × GPUs, such as 2x4.")]
 
@@ -67,7 +67,8 @@ def gpus_of(size: str) -> int:
 
 
 def shape_of(size: str) -> tuple[int, int]:
-    """Return (nodes, GPUs per node) of a size that a user wrote; (0, N) for N GPUs. Raises `BadInput`."""
+    """Return (nodes, GPUs per node) of a size that a user wrote; (0, N) for a plain number N of GPUs. Raises
+    `BadInput`."""
     match = re.fullmatch(r"(?:([0-9]{1,5})[x×])?([0-9]{1,6})", size.strip())
     if match is None or not 1 <= int(match[1] or 1) * int(match[2]) <= MAX_GPUS:
         raise BadInput(f"{size!r} is no size: write GPUs, such as 8, or nodes x GPUs of each, such as 2x4")
@@ -75,7 +76,7 @@ def shape_of(size: str) -> tuple[int, int]:
 
 
 def look(client: CommandClient, job_id: int) -> WholeJob:
-    """Return the job as Slurm shows it now. Raises `BadInput` if Slurm does not know it, and `SlurmError`."""
+    """Return the job, read from Slurm now. Raises `BadInput` if Slurm does not know it, and `SlurmError`."""
     tasks: Sequence[SlurmJob] = ()
     with suppress(SlurmError):
         tasks = client.tasks(job_id)
@@ -90,7 +91,7 @@ def look(client: CommandClient, job_id: int) -> WholeJob:
 
 
 def _whole_node(job: WholeJob) -> int:
-    """Return the GPUs per node that the settings give for the job's partition, if Slurm does not show them; else 0."""
+    """Return the GPUs per node that the settings give for the job's partition; 0 if they give none."""
     with suppress(ConfigError):
         return settings_of(None).whole_node_gpus.get(job.home.partition, 0)
     return 0
@@ -101,7 +102,7 @@ def _gpus_now(job: WholeJob) -> int:
 
 
 def opted_in(job: WholeJob) -> OptIn:
-    """Return the options in the job's comment. Raises `BadInput` if the job cannot be resized."""
+    """Return the opt-in in the job's comment. Raises `BadInput` if the job cannot be resized."""
     try:
         optin = parse_comment(job.home.comment)
     except BadComment as error:
@@ -117,7 +118,8 @@ def opted_in(job: WholeJob) -> OptIn:
 
 
 def ask(client: CommandClient, job: WholeJob, gpus: int | None) -> None:
-    """Write a size into the job's comment; None removes it. Raises `BadInput` if it is forbidden, and `SlurmError`."""
+    """Write a size into the job's comment; None removes it. Raises `BadInput` if the comment forbids it, and
+    `SlurmError`."""
     opted_in(job)
     comment = with_size(job.home.comment, gpus)
     try:
@@ -129,7 +131,7 @@ def ask(client: CommandClient, job: WholeJob, gpus: int | None) -> None:
 
 
 def _why(job_id: int, asked: float) -> str:
-    """Return the reason for the job's size, if there was a tick after `asked` (Unix seconds); empty otherwise."""
+    """Return the reason for the job's size if there was a tick after the Unix time `asked`; else an empty text."""
     try:
         with store_of_reader(settings_of(None)) as store:
             live = read_live(store, only=[job_id])
@@ -140,7 +142,7 @@ def _why(job_id: int, asked: float) -> str:
 
 
 def next_look() -> str:
-    """Wake the companion, and return a sentence on when it will look next."""
+    """Wake the companion, and return a sentence that says when its next tick is."""
     woken = False
     try:
         settings = settings_of(None)
@@ -278,12 +280,12 @@ class Wait(NamedTuple):
 
     shape: Shape
     wait_s: float | None
-    """Seconds until it would start; None if Slurm does not say."""
+    """Seconds until the job would start; None if Slurm does not say."""
     note: str = ""
 
 
 def start_of(answer: str) -> float | None:
-    """Return the start time that `sbatch --test-only` printed, in Unix seconds; None if it printed none."""
+    """Return the start time in the output of `sbatch --test-only`, in Unix seconds; None if it has none."""
     match = _START.search(answer)
     if match is None:
         return None
@@ -294,7 +296,7 @@ def start_of(answer: str) -> float | None:
 
 
 def test_command(job: WholeJob, shape: Shape) -> list[str]:
-    """Return the command `sbatch --test-only …`, which submits nothing, for a similar job of another shape."""
+    """Return the command that asks Slurm when a similar job of another shape would start. It submits nothing."""
     home = job.home
     kind = f"{home.kind}:" if home.kind and home.of_one_kind else ""
     argv = ["sbatch", "--test-only", f"--partition={','.join(home.partitions)}", f"--nodes={shape.nodes}"]
@@ -358,12 +360,12 @@ BILL = {
     "first_step_s": "first step",
     "standstill_s": "pause of training",
 }
-"""Parts of a checkpoint and restart, with titles. The checkpoint counts from the order. The launch lasts from the batch
-script's start to the ranks' first report. The pause lasts from the last step to the end of the next one."""
+"""Phases of a checkpoint and restart, with their titles. The checkpoint is timed from the order. The launch lasts from
+the batch script's start to the ranks' first report. The pause lasts from the last step's end to the next step's end."""
 
 
 class OwnReports:
-    """Reader of a job's reports, for a command of the job's owner."""
+    """Reader of a job's reports, for a command that the job's owner calls."""
 
     def __init__(self) -> None:
         self._lines: dict[int, list[ReportLine]] = {}
@@ -388,7 +390,7 @@ def _wait(what: str, seconds: float, holds: Callable[[], bool]) -> None:
 
 
 def rehearsed(client: CommandClient, job: WholeJob, timeout_s: float, say: Callable[[str], None]) -> dict[str, float]:
-    """Make the job write a checkpoint and restart. Return the seconds of each part of `BILL`, and the bytes written.
+    """Make the job write a checkpoint and restart. Return the seconds of each phase in `BILL`, and the bytes written.
 
     Raises `BadInput` if the job writes no checkpoint or does not restart, and `SlurmError`.
     """

@@ -1,6 +1,6 @@
 """Command `slurm-ones check`: tells before submission if the companion could resize the job of a script or comment.
 
-Only the script is read, not options from the command line, the environment or a site's plugins.
+Only the script is read. Options from sbatch's command line, the environment or a site's plugins are not known.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from slurm_ones.slurm.fields import tasks_of
 from slurm_ones.text import counts, described, minute
 
 PLACEHOLDER = "EDIT"
-"""Text in our templates for which the user must fill in a value. Slurm refuses it."""
+"""Text in our templates that the user must replace; Slurm refuses it."""
 
 _NEAR_COMMENT = re.compile(r"\bones\b\s*[:=]?|\b(?:gpus|nodes|batch)=\d", re.IGNORECASE)
 _JOB_DIR = re.compile(r"^(?:[^#]*\s)?ONES_JOB_(DIR|ROOT)=(\S+)")
@@ -61,7 +61,7 @@ class Verdict:
 
 
 def comment_findings(comment: str | None, line: int = 0) -> tuple[OptIn | None, list[ScriptFinding]]:
-    """Return the options in a comment, and findings about it. `line` is the comment's line in the script."""
+    """Return the opt-in in a comment, and findings about it. `line` is the comment's line in the script."""
     if comment is None:
         return None, [error(line, 'it does not opt in: add #SBATCH --comment="ones: gpus=1-16"')]
     try:
@@ -98,13 +98,13 @@ REFUSED = {
     "--gpus-per-task": "give the GPUs per node: --nodes and --gres=gpu:N",
     "--gpus-per-socket": "give the GPUs per node: --nodes and --gres=gpu:N",
 }
-"""Options with which a job cannot be resized, and what to do. `--ntasks` stands for all options that begin with it."""
+"""Options with which a job cannot be resized, and what to do. `--ntasks` means every option that begins so."""
 WANTED = {
     "--requeue": "no --requeue: it depends on the site if Slurm may requeue the job",
     "--open-mode": "no --open-mode=append: each start truncates the job's log",
     "--signal": "no --signal=B:USR2@120: its time limit ends it without a checkpoint",
 }
-"""Options that an elastic job should have, each with what happens without it."""
+"""Options that an elastic job should have, and what happens without each."""
 
 
 def _form(script: Script) -> Iterator[ScriptFinding]:
@@ -188,7 +188,7 @@ def _dies(call: Call | None) -> Iterator[ScriptFinding]:
 
 
 def _several(launches: list[Call], script: Script) -> Iterator[ScriptFinding]:
-    """Warn if two trainings would use the same job directory."""
+    """Warn if two trainings of the script would use the same job directory."""
     own = sum(match is not None and match[1] == "DIR" for match in (_JOB_DIR.search(line) for _, line in script.body))
     ran = [call for call in launches if not call.takes_over]
     looped = next((call for call in ran if call.command.looped), None)
@@ -199,7 +199,8 @@ def _several(launches: list[Call], script: Script) -> Iterator[ScriptFinding]:
 
 
 def _gpus_asked(script: Script) -> tuple[str, int]:
-    """Return (type, number) of the GPUs per node that the script requests: "" for any type, 0 for whole nodes."""
+    """Return type and number of the requested GPUs per node. The type is "" for any; the number is 0 for whole
+    nodes."""
     kinds, count = set(), 0
     for option, begins in (("--gres", r"(?:gres[/:])?gpu(?![\w-])"), ("--gpus-per-node", "")):
         for one in script.value(option).split(","):
@@ -283,7 +284,7 @@ def _limits(path: Path) -> StrategyLimits | None:
 
 
 def _against(limits: StrategyLimits, verdict: Verdict) -> list[ScriptFinding]:
-    """Return findings if the comment's range or the script's first size does not fit the strategy's limits."""
+    """Return findings if the comment's range, or the shape of the first run, does not fit the strategy's limits."""
     found = []
     sizes, name = [row.gpus for row in limits.sizes], limits.strategy
     allowed = verdict.optin.gpus if verdict.optin is not None else None
@@ -304,7 +305,7 @@ def _against(limits: StrategyLimits, verdict: Verdict) -> list[ScriptFinding]:
 
 
 def _steps(within: list[SizeLimits], step: int, text: str) -> list[ScriptFinding]:
-    """Warn if the comment allows sizes that the strategy cannot use, between sizes that it can use."""
+    """Warn if the comment's range includes sizes that the strategy cannot use."""
     low, high = within[0].gpus, within[-1].gpus
     wanted = math.gcd(*(row.gpus - low for row in within))
     if wanted <= 1 or step % wanted == 0:

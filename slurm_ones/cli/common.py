@@ -1,4 +1,4 @@
-"""Functions that several commands use: settings, store, output, errors, and times."""
+"""Functions for several commands: settings, store, output, errors, and times."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ R = TypeVar("R")
 
 
 def is_terminal(stream: TextIO | None) -> bool:
-    """Return True if a standard stream is a terminal. Python has None for a closed stream."""
+    """Return True if a standard stream is a terminal. A closed stream is None in Python."""
     return stream is not None and stream.isatty()
 
 
@@ -65,7 +65,7 @@ def complain(text: str) -> None:
 
 
 def bars(*columns: ProgressColumn) -> Progress:
-    """Return progress bars on stderr with a description, a bar and these columns. They vanish at their end."""
+    """Return progress bars on stderr with a description, a bar and these columns. They vanish when they end."""
     from rich.progress import BarColumn, Progress, TextColumn
 
     return Progress(TextColumn("{task.description}"), BarColumn(), *columns, console=errors, transient=True)
@@ -83,7 +83,7 @@ def grid(*titles: str, right: Collection[str] = (), **options: Any) -> Table:
 def ended_by_signals() -> Iterator[None]:
     """Context in which SIGTERM and SIGHUP raise KeyboardInterrupt, as Ctrl-C does.
 
-    Only the first signal counts, since a terminal that closes sends several. Under nohup, SIGHUP stays ignored.
+    Only the first signal counts, since a closing terminal sends several. Under nohup, SIGHUP stays ignored.
     """
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     ours = [number for number, handler in handlers.items() if handler is not signal.SIG_IGN]
@@ -103,7 +103,7 @@ def ended_by_signals() -> Iterator[None]:
 
 
 def command(function: Callable[P, R]) -> Callable[P, R]:
-    """Wrap a command: after an expected error it prints one line and exits with code 2, or 1 for `NotSeenYet`."""
+    """Wrap a command: an expected error is printed in one line, and the exit code is 2, or 1 for `NotSeenYet`."""
 
     @functools.wraps(function)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -126,7 +126,7 @@ def check_outputs(figures: Path | None, html: Path | None) -> None:
 
 
 def job_number(text: str) -> int:
-    """Return the job id in a text. For a task such as 4711_3, return the array's id."""
+    """Return the job id in a text; for a task such as 4711_3, the array's id."""
     match = re.fullmatch(r"([0-9]{1,15})(?:_[0-9]{1,9})?", text)
     if match is None:
         raise typer.BadParameter(f"{plain(text, 40)!r} is no job id")
@@ -134,7 +134,7 @@ def job_number(text: str) -> int:
 
 
 def settings_of(config: Path | None, database: str = "") -> Settings:
-    """Return the settings in a file. A database that the command line names replaces the one in the settings."""
+    """Return the settings in a file. `database`, from the command line, replaces the URL in it."""
     settings = load(config)
     if not database:
         return settings
@@ -142,7 +142,7 @@ def settings_of(config: Path | None, database: str = "") -> Settings:
 
 
 def without_password(url: str) -> str:
-    """Return the URL. Raises `ConfigError` if it has a password, which lists of processes would show to all users."""
+    """Return the URL. Raises `ConfigError` if it has a password, since any user can see a process's command line."""
     if names_password(url):
         raise ConfigError(
             "a password on the command line can be read by every user of this machine: leave it out of the URL, and "
@@ -152,7 +152,7 @@ def without_password(url: str) -> str:
 
 
 def reading_store(settings: Settings) -> Store:
-    """Open the job database for reading. If the settings name no cluster, it must have only one cluster."""
+    """Open the job database for reading. Without a cluster in the settings it must have only one cluster."""
     return Store.open(settings.database_url, settings.cluster, read_only=True)
 
 
@@ -171,7 +171,7 @@ def own_store(settings: Settings, cluster: str) -> Store:
 
 
 def published_for(settings: Settings) -> Path | None:
-    """Return the folder with the published jobs of users; None if there is none or this user may read the database."""
+    """Return the folder with the users' published jobs; None without one, or if this user may read the database."""
     folder, uid = settings.views_folder, os.geteuid()
     if folder is None or uid == 0:
         return None
@@ -185,9 +185,9 @@ def published_for(settings: Settings) -> Path | None:
 
 
 def store_of_reader(settings: Settings, *, named: bool = False) -> Store:
-    """Open the job database for reading; for a user who may not, the file that the companion published for them.
+    """Open the job database for reading. For a user who may not read it, open the file published for that user.
 
-    If the command line names the database (`named`), no file replaces it. Raises `NotSeenYet` if neither exists.
+    If the command line names the database (`named`), the file is not used. Raises `NotSeenYet` if neither exists.
     """
     folder = None if named else published_for(settings)
     if folder is None:
@@ -201,7 +201,7 @@ def store_of_reader(settings: Settings, *, named: bool = False) -> Store:
 
 
 def not_seen(settings: Settings, folder: Path) -> str:
-    """Return a sentence on why the folder of published jobs has no file for this user."""
+    """Return a sentence that says why the folder of published jobs has no file for this user."""
     if not (folder / SITE_VIEW).exists():
         return f"this site's companion has published nothing in {folder} yet: is it running? Ask its operators"
     with Store.open(f"sqlite:///{folder / SITE_VIEW}", settings.cluster, read_only=True) as store:
@@ -210,7 +210,7 @@ def not_seen(settings: Settings, folder: Path) -> str:
 
 
 def tick_s(settings: Settings, store: Store) -> float:
-    """Return the seconds between two ticks of the companion. Its settings may differ from those of this command."""
+    """Return the seconds between two ticks of the companion, whose settings may differ from this command's."""
     health = store.health()
     return health.interval_s if health is not None else settings.interval_s
 
@@ -233,7 +233,7 @@ def job_ids() -> list[tuple[str, str]]:
 
 
 JOB_ID: dict[str, Any] = {"parser": job_number, "metavar": "JOB", "autocompletion": job_ids}
-"""Options of typer for an argument that is a job id: its parser, its name in the help, and its completion."""
+"""Typer's options for a job id argument: its parser, its name in the help, and its completion."""
 JobArgument = Annotated[int, typer.Argument(help="Job id; 4711_3 means job 4711.", **JOB_ID)]
 
 
@@ -243,7 +243,7 @@ def print_json(value: Any) -> None:
 
 
 def person() -> str:
-    """Return the login name of this process's user; after sudo, both names, as in `alice as root`."""
+    """Return the login name of this process's user; after sudo both names, as in `alice as root`."""
     user, before = getpass.getuser(), os.environ.get("SUDO_USER", "")
     return f"{before} as {user}" if before and before != user else user
 
@@ -260,7 +260,7 @@ TIMES = "a date, a date and time, how long ago (7d, 36h), or Unix seconds"
 
 
 def length(text: str, what: str = "") -> float:
-    """Return the seconds in a duration such as 36h, 7d or 2w. Raises `BadInput`, whose message begins with `what`."""
+    """Return the seconds in a duration such as 36h, 7d or 2w. Raises `BadInput`; its message begins with `what`."""
     found = _LENGTH.fullmatch(text.strip())
     if found is None:
         raise _bad(text, what, "is not a duration: write a number and s, m, h, d or w, such as 7d")
@@ -268,10 +268,10 @@ def length(text: str, what: str = "") -> float:
 
 
 def moment(text: str, what: str = "", now: float | None = None) -> float:
-    """Return a moment in Unix seconds. Raises `BadInput`, whose message begins with `what`.
+    """Return a time in Unix seconds. Raises `BadInput`; its message begins with `what`.
 
-    The text may be a date such as 2026-11-22 or 2026-11-22T18:00, which is local time unless it has a time zone. It may
-    also be Unix seconds, or how long before `now` the moment was, such as 7d.
+    The text may be a date such as 2026-11-22 or 2026-11-22T18:00, in local time unless it names a time zone. It may
+    also be Unix seconds, or an age such as 7d, counted back from `now`.
     """
     word = text.strip()
     if _LENGTH.fullmatch(word):
@@ -290,7 +290,7 @@ def moment(text: str, what: str = "", now: float | None = None) -> float:
 
 
 def span(since: str, until: str) -> tuple[float, float]:
-    """Return begin and end of a time span in the past. Without `until` it ends now. Raises `BadInput`."""
+    """Return begin and end of a time span in the past; without `until` it ends now. Raises `BadInput`."""
     now = time.time()
     began, ended = moment(since, "--since", now), moment(until, "--until", now) if until else now
     if not 0 <= began < ended <= now:

@@ -154,7 +154,7 @@ _STEPS = {"hours": "runs, by the hour", "minutes": "runs, by the minute", "decis
 
 
 def ages_of(settings: Settings, older_than: str, hours_older_than: str, forget_older_than: str) -> Ages:
-    """Return the ages in the settings, replaced by those on the command line."""
+    """Return the ages from the command line, or else from the settings."""
     kept, day = settings.retention, UNITS["d"]
     forget_s = None if kept.forget_after_days is None else kept.forget_after_days * day
     return Ages(
@@ -165,7 +165,7 @@ def ages_of(settings: Settings, older_than: str, hours_older_than: str, forget_o
 
 
 def summary(done: Done, dry: bool) -> list[str]:
-    """Return lines about what maintenance has done, or would do with `dry`."""
+    """Return lines that say what maintenance has done, or with `dry` would do."""
     if not (done.removed or done.rows):
         return ["nothing to do: no ended job has rows that are old enough"]
     were = "would be" if dry else "were"

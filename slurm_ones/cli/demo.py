@@ -22,7 +22,7 @@ from slurm_ones.demo.run import Demo, page_file, prepare, samples_line, torch_ve
 from slurm_ones.show import page_lacks
 
 TAKES_S = 90
-"""Seconds that a demo took when measured on two cores."""
+"""Seconds that a demo took on two cores."""
 
 
 @command

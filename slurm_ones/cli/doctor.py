@@ -38,7 +38,7 @@ from slurm_ones.text import safe
 
 OLDEST = (21, 8)
 MOST_NEAR = 5
-"""Largest number of jobs listed because their comments almost opt in."""
+"""Largest number of jobs that are listed because their comments almost opt in."""
 
 
 def _version(client: SlurmClient, settings: Settings) -> Iterator[SiteFinding]:
@@ -129,7 +129,7 @@ def _blocks(client: SlurmClient, settings: Settings) -> Iterator[SiteFinding]:
 
 
 def _plugin(client: SlurmClient, settings: Settings) -> Iterator[SiteFinding]:
-    """Check that Slurm's folder has the plugin's script, if Slurm is set to run it."""
+    """Check that the job_submit script exists in Slurm's folder, if Slurm is configured to run it."""
     config = client.config()
     path = Path(config.get("SLURM_CONF", "/etc/slurm/slurm.conf")).parent / JOB_SUBMIT
     if names_lua(config.get("JobSubmitPlugins", "")) and not path.exists():
@@ -163,7 +163,7 @@ def _directories(client: SlurmClient, settings: Settings) -> Iterator[SiteFindin
 
 
 def _published(spool: Path, file: Path = Path(SPOOL_FILE)) -> SiteFinding:
-    """Check on this machine that jobs can find the spool by themselves. Compute nodes are not checked."""
+    """Check that jobs can find the spool by themselves. Only this machine is checked, no compute node."""
     what = "spool for jobs"
     try:
         path = Path(file.read_text().strip())
@@ -189,7 +189,7 @@ def _settings_file(path: Path, settings: Settings) -> Iterator[SiteFinding]:
 
 
 def _views(client: SlurmClient, settings: Settings) -> Iterator[SiteFinding]:
-    """Check what users see of their jobs if they may not open the database. `_database` checks the database itself."""
+    """Check that users who may not open the database can see their jobs."""
     folder = settings.views_folder
     if published_for(settings) is not None:
         assert folder is not None
@@ -231,7 +231,7 @@ def _database(client: SlurmClient, settings: Settings) -> Iterator[SiteFinding]:
 
 
 def _comments(client: SlurmClient, settings: Settings) -> Iterator[SiteFinding]:
-    """List jobs whose comments almost opt in: those of this user, or of all users."""
+    """List jobs whose comments almost opt in; with `scope = "own"` only this user's."""
     jobs = client.snapshot().jobs.values()
     mine = [job for job in jobs if not job.ended and (settings.scope != "own" or job.uid == os.geteuid())]
     for job, right in [(job, right) for job in mine if (right := near_miss(job.comment))][:MOST_NEAR]:
@@ -254,7 +254,7 @@ _CHECKS: tuple[Callable[[SlurmClient, Settings], Iterator[SiteFinding]], ...] = 
 
 
 def examine(client: SlurmClient, settings: Settings) -> list[SiteFinding]:
-    """Return all findings about a site. If a check fails, the error is a finding."""
+    """Return all findings about a site. A check that fails gives a finding too."""
     found: list[SiteFinding] = []
     for check in _CHECKS:
         try:

@@ -22,15 +22,15 @@ from slurm_ones.slurm.model import Partition, Quotas
 GRACE_S = 60
 """GraceTime that the checks recommend, in seconds: enough for a training step."""
 LONG_EXEMPT_S = 60.0
-"""PreemptExemptTime, in seconds, above which there is a warning: jobs may wait this long for a new guest's GPUs."""
+"""PreemptExemptTime, in seconds, from which the check warns: other jobs may wait this long for a new guest's GPUs."""
 WANTED = ("youngest_first", "send_user_signal", "reclaim_licenses")
-"""Options to have in PreemptParameters: preempt the youngest guest first, signal its script, reclaim licences."""
+"""Options that PreemptParameters should have: preempt the youngest guest first, signal its script, reclaim licences."""
 OLD_WANTED = ("preempt_youngest_first", "preempt_send_user_signal")
-"""`WANTED` as options of SchedulerParameters, for releases of Slurm without PreemptParameters."""
+"""Same options for SchedulerParameters, in releases of Slurm without PreemptParameters."""
 
 
 LATELY_S = 30 * 86400.0
-"""Seconds for which a checkpoint counts as recent."""
+"""Age, in seconds, up to which a checkpoint is considered."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ ok, note, bad = (partial(SiteFinding, verdict) for verdict in ("ok", "note", "ba
 
 
 class PreemptedQos(NamedTuple):
-    """A QOS and what it preempts, as sacctmgr shows it."""
+    """QOS with its preemption settings, as sacctmgr shows them."""
 
     name: str
     priority: int = 0
@@ -62,17 +62,17 @@ class PreemptedQos(NamedTuple):
 
 
 class GuestSite(NamedTuple):
-    """Parts of a site's Slurm configuration that concern preemption."""
+    """Preemption settings of a site's Slurm, and what the checks need besides."""
 
     config: Mapping[str, str]
     partitions: Mapping[str, Partition]
     qos: Mapping[str, PreemptedQos]
-    """Each QOS by name; empty if the site has no accounting."""
+    """Each QOS by name; empty without accounting."""
     quotas: Quotas = Quotas()
     associations: frozenset[tuple[str, str]] = frozenset()
     """Associations of users: (account, user)."""
     checkpoint: tuple[int, float] | None = None
-    """(job id, seconds) of the slowest checkpoint for a resize within the last `LATELY_S`; None if there is none."""
+    """(job id, seconds) of the slowest checkpoint for a resize in the last `LATELY_S` seconds; None without one."""
 
     def value(self, name: str) -> str:
         """Return a setting of slurm.conf; "" if it is not set."""
@@ -81,7 +81,7 @@ class GuestSite(NamedTuple):
 
 
 def read_site(client: SlurmClient, settings: Settings) -> GuestSite:
-    """Return the configuration from Slurm, and from accounting and the job database if they exist."""
+    """Read the configuration from Slurm, and from accounting and the job database if they exist."""
     fields = "name,priority,preempt,preemptmode,gracetime,preemptexempttime"
     qos = {row[0]: _qos(*row) for row in sacctmgr("qos", fields=fields)}
     associations = frozenset((row[0], row[1]) for row in sacctmgr("associations", fields="account,user") if row[1])
@@ -104,7 +104,7 @@ def _qos(name: str, priority: str, preempts: str, mode: str, grace: str, exempt:
 
 
 def sacctmgr(*asked: str, fields: str) -> list[list[str]]:
-    """Return the rows that `sacctmgr show` prints; none if the site has no accounting."""
+    """Return the rows that `sacctmgr show` prints; empty if the site has no accounting."""
     command = ["sacctmgr", "-nP", "show", *asked, f"format={fields}"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
@@ -117,7 +117,7 @@ def sacctmgr(*asked: str, fields: str) -> list[list[str]]:
 
 
 def examine_guests(site: GuestSite, settings: Settings) -> Iterator[SiteFinding]:
-    """Yield all findings about guests. Without guests in the settings, check the recipe that suits the site."""
+    """Yield all findings about guests. If the settings name no guests, check what the site would need for them."""
     default = next((one.name for one in site.partitions.values() if one.default), min(site.partitions, default=""))
     wanted = dict(settings.guests)
     if not wanted:
@@ -176,7 +176,7 @@ def _parameters(site: GuestSite) -> SiteFinding:
 
 
 def _by_qos(site: GuestSite, name: str, lent: Collection[str]) -> Iterator[SiteFinding]:
-    """Check the QOS of guests, and that each other QOS preempts it, except those for guests (in `lent`)."""
+    """Check the guests' QOS, and that each other QOS preempts it, except other guests' QOS (`lent`)."""
     set_it = f"sacctmgr -i modify qos {name} set"
     if not site.qos:
         yield bad(f"QOS {name}", "there is no accounting", 'use a partition: partition = "scavenge"')
@@ -211,10 +211,8 @@ def _qos_of_guests(site: GuestSite, guest: PreemptedQos, set_it: str) -> Iterato
 
 
 def _grace(site: GuestSite, grace_s: float) -> tuple[str, str, int] | None:
-    """Return None if the grace time suffices; else (its setting, why it is too short, recommended seconds).
-
-    The recommendation is 1.5 times the slowest checkpoint.
-    """
+    """Return None if the grace time suffices. Otherwise return the setting, why it is too short, and the recommended
+    seconds: 1.5 times the slowest checkpoint."""
     job_id, checkpoint_s = site.checkpoint or (0, 0.0)
     if grace_s and grace_s >= checkpoint_s:
         return None
@@ -254,8 +252,8 @@ def _by_partition(site: GuestSite, home: str, name: str, lent: Collection[str]) 
 def _preempted_too(site: GuestSite, base: Partition, tier: int, lent: Collection[str]) -> Iterator[SiteFinding]:
     """Check that only guests are preempted once partition `base` has this PriorityTier.
 
-    Slurm would preempt jobs of other partitions with a lower tier on the same nodes, unless their PreemptMode is OFF. A
-    partition without a PreemptMode has that of slurm.conf.
+    Slurm preempts jobs of any partition with a lower tier on the same nodes, unless its PreemptMode is OFF. A partition
+    without a PreemptMode has that of slurm.conf.
     """
     over = [one for one in site.partitions.values() if one.name not in lent and one.node_set & base.node_set]
     tiers = {one.name: tier if one.name == base.name else one.tier for one in over}

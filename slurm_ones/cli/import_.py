@@ -40,7 +40,7 @@ app = typer.Typer(add_completion=False, help="Import the past from other sources
 SINCE = "90d"
 """Default of the option `--since`."""
 AT_ONCE = 500
-"""Number of jobs stored in one transaction; few, so that a companion never waits long for the database."""
+"""Number of jobs stored in one transaction; few, so that the companion never waits long for the database."""
 SHOWN, MOST_BAD = 20, 10_000
 """Largest numbers of bad rows that are printed, and that are kept in memory."""
 
@@ -57,26 +57,26 @@ class Read:
     stored: Imported = field(default_factory=Imported)
     rows: int = 0
     bad: dict[tuple[str, str], str] = field(default_factory=dict)
-    """Message about each bad row, by (reason, beginning of the row)."""
+    """One message for each distinct bad row, by (reason, beginning of the row)."""
     left: int = 0
-    """Number of jobs that were requeued and have not ended yet."""
+    """Number of requeued jobs that have not ended yet."""
     first: float = inf
     last: float = -inf
-    """Latest submission, Unix seconds; `first` is the earliest."""
+    """Latest submission in Unix seconds; `first` is the earliest."""
 
 
 class AccountingPiece(NamedTuple):
-    """Rows of accounting that are read together."""
+    """Accounting rows that are read together, of one day or one file."""
 
     rows: Iterable[AccountingRow | Rejected]
     end: float
-    """Unix time. This piece and those before it have all runs that ended earlier."""
+    """Unix time before which all runs have ended that are in this piece's rows or in earlier pieces."""
     place: str
-    """Text that says where a bad row is. `{}` stands for the row's number."""
+    """Text that says where a bad row is; `{}` becomes the row's number."""
 
 
 def pieces_of(sacct: Sacct, since: float, until: float) -> Iterator[AccountingPiece]:
-    """Yield the accounting of each day between two times."""
+    """Yield the accounting of each day from `since` to `until`."""
     for start, end in days(since, until):
         # A job that ends in the last second of the last piece ended before now.
         by = end if end < until else end + 1.0
@@ -84,7 +84,7 @@ def pieces_of(sacct: Sacct, since: float, until: float) -> Iterator[AccountingPi
 
 
 def bring(pieces: Sequence[AccountingPiece], store: Store, shown: Progress) -> Read:
-    """Read the pieces of accounting in order, and store the jobs that ended in them."""
+    """Read the pieces of accounting in order, and store the jobs that have ended."""
     read, past = Read(), PastJobs(lambda array: bool(store.jobs([array]) and store.blocks(array)))
     task = shown.add_task("accounting", total=len(pieces))
     for piece in pieces:
@@ -171,7 +171,7 @@ def summary(read: Read) -> str:
 
 
 def described(work: PastWorkload) -> list[str]:
-    """Return lines about the imported jobs: arrivals, run times, waiting times and GPUs."""
+    """Return lines that describe the imported jobs: arrivals, run times, waiting times and GPUs."""
     kind = "jobs with GPUs" if work.gpu_jobs else "jobs"
     lines = [
         f"submitted from {minute(work.first)} to {minute(work.last)}: {work.jobs} jobs, {work.gpu_jobs} with GPUs ("

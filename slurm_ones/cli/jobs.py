@@ -58,7 +58,7 @@ JobsOption = Annotated[str, typer.Option("--job", "-j", help="These jobs: ids, s
 def selected(
     *, me: bool = False, user: str = "", partition: str = "", account: str = "", states: str = "", jobs: str = ""
 ) -> JobFilter:
-    """Return the filter that a command's options describe. Raises `typer.BadParameter` if a word in them is wrong."""
+    """Return the filter that a command's options describe. Raises `typer.BadParameter` for an unknown word."""
     wanted: JobFilter = {
         "user": _words(user) | ({getpass.getuser()} if me else frozenset()),
         "partition": _words(partition),
@@ -131,7 +131,7 @@ def _alive(live: Live) -> list[JobSummary]:
 
 
 def _in_states(live: Live, slurm: Mapping[int, WholeJob]) -> Live:
-    """Return the same jobs. Those that are in `slurm` get their state and shape from it."""
+    """Return the jobs, with state and shape from Slurm for those that are in `slurm`."""
     jobs = []
     for one in live.jobs:
         job = _as_in(slurm, one.job)
@@ -141,7 +141,7 @@ def _in_states(live: Live, slurm: Mapping[int, WholeJob]) -> Live:
 
 
 def _as_in(slurm: Mapping[int, WholeJob], job: JobSummary) -> JobSummary:
-    """Return the job with its state and shape in `slurm`; unchanged if it is not there.
+    """Return the job with its state and shape from Slurm, if it is in `slurm`.
 
     A running job of blocks keeps its reported shape, since a block counts only once it trains.
     """
@@ -168,10 +168,10 @@ def _show(found: list[ShownJob]) -> None:
 
 
 def reader(settings: Settings, *, named: bool, also: Collection[int] = ()) -> Callable[[], Live]:
-    """Return a function that reads the jobs that have not ended, the last ended ones, and `also`.
+    """Return a function that reads the jobs `also`, those that have not ended, and those that ended last.
 
-    Each call opens the database, because its file may have been replaced. It asks Slurm for the jobs at most every
-    `STATES_S` seconds. Slurm's answer holds until the companion's next tick.
+    Each call opens the database, since its file may have been replaced. Slurm is asked at most every `STATES_S`
+    seconds; its answer is used until the companion's next tick.
     """
     asked, slurm = -math.inf, dict[int, WholeJob]()
 
@@ -249,7 +249,8 @@ def why(
 
 
 def slurm_now(settings: Settings, jobs: Sequence[JobSummary]) -> dict[int, WholeJob]:
-    """Return these jobs as Slurm shows them now, by job id: those that it knows, or none after `ASK_S` seconds."""
+    """Return the jobs as Slurm shows them now, by job id. Jobs that it does not know or show within `ASK_S` are
+    missing."""
     question = ["squeue", "--json", "--states=all", f"--jobs={','.join(str(job.job_id) for job in jobs[-MOST_NAMED:])}"]
     try:
         text = CommandClient(timeout_s=min(settings.timeout_s, ASK_S)).run(question) if jobs else "{}"
@@ -263,7 +264,7 @@ def slurm_now(settings: Settings, jobs: Sequence[JobSummary]) -> dict[int, Whole
 
 
 ASK_S = 3.0
-"""Longest wait of a command for Slurm's answer, in seconds."""
+"""Longest time, in seconds, that a command waits for Slurm's answer."""
 STATES_S = 30.0
 """Seconds between two queries of `top` to Slurm."""
 
@@ -271,7 +272,7 @@ HOW = '#SBATCH --comment="ones: gpus=1-16"'
 
 
 def unknown_job(settings: Settings, job_id: int, store: Store) -> str:
-    """Return a sentence on why a job is not in the database. It asks Slurm once."""
+    """Return a sentence that says why a job is not in the database. It asks Slurm once."""
     own_only = is_view(settings, store)
     head = f"job {job_id} is not {'among your jobs there' if own_only else f'in the database {store.place}'}"
     try:

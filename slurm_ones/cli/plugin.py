@@ -47,7 +47,6 @@ def install(
 
 
 def _seen() -> PluginSite | None:
-    """Return the configuration of the site's Slurm; None if Slurm does not answer."""
     try:
         return look()
     except PluginError:

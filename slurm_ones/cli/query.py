@@ -34,7 +34,7 @@ from slurm_ones.cli.common import (
 from slurm_ones.text import plain, safe
 
 TABLE_ROWS = 1_000
-"""Most rows of a table without `--limit`. All of them are read before printing, since they decide column widths."""
+"""Most rows of a table without `--limit`. All are read before the first is printed, since they decide column widths."""
 
 
 class Format(str, Enum):
@@ -101,7 +101,7 @@ def _parameters(given: Sequence[str], kinds: Mapping[str, str]) -> dict[str, int
 
 
 def _value(name: str, text: str, kind: str) -> int | float | str:
-    """Return the value of a parameter of this kind (in `KINDS`). Raises `QueryError` or `BadInput` for a bad text."""
+    """Convert the text of a parameter of this kind (in `KINDS`). Raises `QueryError` or `BadInput` for a bad text."""
     if kind in _PLAIN:
         read, meant = _PLAIN[kind]
         found = read(text)
@@ -132,7 +132,7 @@ _PLAIN: Mapping[str, tuple[Callable[[str], int | float | None], str]] = {
     "float": (lambda text: _number(text, float), "a number, such as 0.5"),
     "bool": (lambda text: {"0": 0, "1": 1, "false": 0, "true": 1}.get(text.lower()), "0 or 1"),
 }
-"""(Parser, description) of each kind of parameter that is no time. The parser returns None for bad text."""
+"""Parser and description of each kind of parameter except times. The parser returns None for a bad text."""
 
 
 def _guessed(text: str) -> int | float | str:
@@ -212,7 +212,7 @@ def _write_json(columns: Sequence[str], rows: Iterator[tuple[Any, ...]], target:
 
 
 def _plain_value(value: Any) -> Any:
-    """Convert a value that JSON does not have: an exact decimal, a time, or bytes."""
+    """Convert a value that JSON does not have (an exact decimal, a time, bytes) to a number or a text."""
     if isinstance(value, bytes):
         return value.hex()
     try:
@@ -242,7 +242,7 @@ def _write_parquet(columns: Sequence[str], rows: Iterator[tuple[Any, ...]], outp
 
 
 def _print_table(columns: Sequence[str], rows: Sequence[tuple[Any, ...]], name: str) -> None:
-    """Print rows as a table. If it is wider than the terminal, print each row as a list of column and value."""
+    """Print rows as a table. If it is wider than the terminal, list the columns and values of each row instead."""
     said = {column.of for column in VIEWS[name].columns} if name else set()
     # Where a time is shown as text, its seconds are for programs.
     kept = [i for i, column in enumerate(columns) if column not in said]

@@ -49,19 +49,20 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 REFUSED = 78
-"""Exit code if the settings are refused (EX_CONFIG). With it, systemd does not restart the service."""
+"""Exit code if the settings are refused (EX_CONFIG); systemd then does not restart the service."""
 JITTER = 0.05
-"""Largest random change of a wait, as a share of it: companions of several clusters then query Slurm at other times."""
+"""Largest random change of a wait, as a share of it: so companions of several clusters query Slurm at different
+times."""
 RETRY_S = 30.0
-"""Seconds between a service's tries to reach controller or database."""
+"""Seconds between a service's attempts to reach controller or database."""
 SPARE_S = 30.0
-"""Seconds for a running command and the database, in addition to `leave_s`, when the companion stops. systemd is asked
-for as long; after that the companion prints its stacks and ends with exit code 1, as if it was killed."""
+"""Seconds beyond `leave_s` in which a stopping companion may end a running command and its database work. After that it
+prints its stacks and exits with code 1."""
 STDERR = 2
 
 
 def _read_settings(config: Path | None, database: str, act: bool | None, own: bool) -> Settings:
-    """Return the settings in the file, with the changes from the command line. Raises `ConfigError`."""
+    """Return the settings in the file, changed by the command line. Raises `ConfigError`."""
     settings = settings_of(config, database)
     changes: dict[str, Any] = {}
     if act is not None:
@@ -78,14 +79,12 @@ def _read_settings(config: Path | None, database: str, act: bool | None, own: bo
 
 EAGER_S = 30.0
 SLOW_RPC_S = 1.0
-"""Mean time of slurmctld's RPCs, in seconds, above which slurmctld counts as busy."""
+"""Mean RPC time, in seconds, above which slurmctld counts as busy."""
 
 
 def paced(settings: Settings, client: SlurmClient) -> Settings:
-    """Return the settings, in user mode with a tick every `EAGER_S` seconds if nothing speaks against it.
-
-    They are unchanged if `tick_s` is set, or if slurmctld limits the rate of RPCs or is busy.
-    """
+    """Return the settings; in user mode with a tick every `EAGER_S` seconds, unless `tick_s` is set, or slurmctld is
+    busy or limits the rate of RPCs."""
     if settings.scope != "own" or settings.tick_s is not None:
         return settings
     try:
@@ -125,14 +124,13 @@ class _Service:
         self._reload_asked = False
 
     def publish(self, cluster: str, settings: Settings) -> None:
-        """Start to publish a file for each user, if the settings name a folder for that."""
+        """Start to publish a file for each user, if the settings name a folder for them."""
         self.publish_no_more()
         if settings.views_folder is not None:
             self.publisher = Publisher(settings.database_url, cluster, settings.views_folder)
             self.publisher.start()
 
     def notify(self, cluster: str, settings: Settings) -> None:
-        """Start notifications by these settings, in place of earlier ones."""
         self.notifications.close()
         self.notifications = Notifications(settings.notify, cluster, settings.mode)
 
@@ -143,7 +141,7 @@ class _Service:
         self.publisher = None
 
     def handle_signals(self) -> None:
-        """Install handlers for SIGINT, SIGTERM and SIGHUP. They take no lock: the main thread may hold it."""
+        """Install handlers for SIGINT, SIGTERM and SIGHUP. They take no lock, since the main thread may hold it."""
         self.stop.wake_at_signals()
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._stop)
@@ -162,7 +160,8 @@ class _Service:
         self.notifier.stopping("stops, and releases what it holds", seconds)
 
     def retried(self, call: Callable[[], T]) -> T:
-        """Return the result of `call`. A service repeats it until controller and database answer; others raise."""
+        """Return the result of `call`. A service repeats it until controller and database answer; any other process
+        fails."""
         while True:
             try:
                 return call()
@@ -176,14 +175,14 @@ class _Service:
                     raise typer.Exit from None
 
     def _wait(self, seconds: float) -> None:
-        """Wait for this many seconds or until the stop, and ping the watchdog meanwhile."""
+        """Wait for this many seconds, or until the stop. Ping the watchdog meanwhile."""
         while seconds > 0 and not self.stop.is_set():
             self.notifier.alive()
             self.stop.wait(min(seconds, 10.0))
             seconds -= 10.0
 
     def watchdog_ping(self, store: Store, daemon: Daemon) -> None:
-        """Ping the watchdog, and reload the settings if a signal requested that. The daemon's loop calls this."""
+        """Ping the watchdog, and reload the settings if a signal requested it."""
         if self._reload_asked:
             self._reload_asked = False
             self._reload(store, daemon)
@@ -207,7 +206,6 @@ class _Service:
 
 
 def _record(store: Store, action: str, detail: str = "") -> None:
-    """Record an action in the database. If the database does not answer, only log that."""
     try:
         record_action(store, action, detail)
     except StoreError as error:

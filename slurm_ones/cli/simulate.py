@@ -36,7 +36,7 @@ Found = TypeVar("Found")
 QUICK_MIX = "ones-sc21"
 """Workload whose jobs take only minutes, so that decisions must be frequent."""
 QUICK_S, USUAL_S, HOT_S = 10.0, 60.0, 15.0
-"""Seconds between decisions: for `QUICK_MIX`; for other workloads; for other workloads with `--resize hot`."""
+"""Seconds between decisions for `QUICK_MIX`, for other workloads, and for other workloads with `--resize hot`."""
 REQUEUE_S = "30"
 """Default of the option `--resize-cost`."""
 EXECUTORS = ("local", "slurm")
@@ -46,13 +46,13 @@ OWN = (
     "array", "chdir", "clusters", "comment", "error", "input", "job-name", "open-mode", "output", "parsable", "quiet",
     "test-only", "wait", "wrap", "elastic-gpus", "elastic-nodes", "elastic-batch", "elastic-deadline",
 )  # fmt: skip
-"""Options of sbatch that a study sets itself. By some, as `--comment`, a companion would resize the study's jobs."""
+"""Options of sbatch that users may not set for a study's jobs; `--comment` could make a companion resize the jobs."""
 _OPTION = re.compile(r"--[a-z][a-z0-9-]{0,40}")
 _CLUSTER = re.compile(r"(\d{1,5})x(\d{1,3})(?::([a-z0-9]{1,20}))?")
 
 
 def parse_cluster(text: str) -> tuple[Part, ...]:
-    """Parse nodes x GPUs per node: `16x4`, or a part for each kind: `8x4:a100+8x4:v100`. Raises `BadInput`."""
+    """Parse nodes x GPUs per node: `16x4`, or for several kinds `8x4:a100+8x4:v100`. Raises `BadInput`."""
     from slurm_ones.simulate.spec import Part
     from slurm_ones.simulate.training.application import POWER
 
@@ -328,7 +328,7 @@ def _plan(given: SimpleNamespace) -> StudyPlan:
 
 
 def _send(plan: StudyPlan, sbatch: str, directory: Path) -> list[StudyRun]:
-    """Run each part of the study as a job of the site's Slurm. Return the results."""
+    """Run each simulation of the study as a job of the site's Slurm. Return the results."""
     from slurm_ones.simulate.study.jobs import StudyJobs, StudyQueue
     from slurm_ones.simulate.study.runs import StudyFolder
 
@@ -340,7 +340,7 @@ def _send(plan: StudyPlan, sbatch: str, directory: Path) -> list[StudyRun]:
 
 
 def print_table(heads: Sequence[str], rows: Sequence[tuple[str, Sequence[tuple[str, str]]]]) -> None:
-    """Print a study's table: each cell has a mean, and below it its confidence interval."""
+    """Print a study's table, with a mean in each cell and its confidence interval below it."""
     first, *others = (safe(head, 60) for head in heads)
     table = grid(first, *others, right=others)
     for title, cells in rows:
@@ -361,12 +361,12 @@ def end(found: Sequence[ContenderSummary]) -> None:
 
 
 class ProgressLines:
-    """Progress if the output is no terminal: a line at the end of each run, and one every `EVERY_S` seconds."""
+    """Progress where stderr is no terminal: a line at the end of each run, and at least every `EVERY_S` seconds."""
 
     EVERY_S = 15.0
 
     def __init__(self, runs: int, write: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
-        """Report progress by calling `write` with each line. `runs` is the number of all runs."""
+        """Report progress by calling `write` with each line. `runs` is the total number of runs."""
         self._runs = runs
         self._write = write
         self._clock = clock
@@ -398,7 +398,7 @@ class ProgressLines:
 
 
 def shown(runs: int, run: Callable[[OnProgress], Found]) -> Found:
-    """Call `run`, which does this number of runs, and show its progress: a bar on a terminal, otherwise lines."""
+    """Return the result of `run`, a function that does `runs` simulations, and show its progress on stderr."""
     if not errors.is_terminal:
         return run(ProgressLines(runs, inform))
     shares: dict[tuple[str, int], float] = {}

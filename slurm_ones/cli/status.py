@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from slurm_ones.learn.nodes import SlowNode
 
 RECENT_S = 3600.0
-"""Age up to which the last error is shown, in seconds."""
+"""Age, in seconds, up to which the last error is shown."""
 SEVERAL = 2
-"""Number of jobs with the same fault from which the fault is reported as the site's."""
+"""Number of jobs with the same fault from which the site is reported to have the fault."""
 
 NEVER = (
     "no companion has run here yet: slurm-ones run --own --act starts your own, and an administrator starts one for "
@@ -44,7 +44,7 @@ class Status:
 
     healthy: bool
     problems: tuple[str, ...]
-    """Sentences on what is wrong; empty if the companion is healthy."""
+    """Sentences that say what is wrong; empty if the companion is healthy."""
     now: float
     cluster: str = ""
     database: str = ""
@@ -54,17 +54,17 @@ class Status:
     leader: LeaderRecord | None = None
     last: HealthRecord | None = None
     resizes: tuple[ResizeRecord, ...] = ()
-    """Open resizes. Users who may not read the database see only those of their own jobs."""
+    """Open resizes; for users who may not read the database, only those of their own jobs."""
     strategies: Mapping[str, int] = field(default_factory=dict)
     """Number of jobs that have not ended, by training strategy."""
     slow_nodes: tuple[SlowNode, ...] = ()
-    """Slow nodes, as jobs' measurements show; empty for users who may not read the database."""
+    """Nodes on which jobs measured a lower speed than on other nodes; empty for users who may not read the database."""
 
 
 def examine(settings: Settings, *, ask_slurm: bool = True, now: float | None = None) -> Status:
     """Return the state from the database, or from this user's published file; with `ask_slurm`, also from Slurm.
 
-    Errors of database and Slurm are not raised, but become problems.
+    Errors of the database and of Slurm are not raised, but returned as problems.
     """
     problems: list[str] = []
     slurm = _slurm(settings, problems) if ask_slurm else ""
@@ -111,7 +111,7 @@ def _slurm(settings: Settings, problems: list[str]) -> str:
 
 
 def _of_site(store: Store) -> list[str]:
-    """Return sentences on problems of the site that keep jobs from being resized."""
+    """Return sentences about faults of the site that keep jobs from being resized."""
     alive = store.jobs(sorted(store.live_jobs())).values()
     left = [job.refusal for job in alive if job.refusal.code == "files_silent"]
     counts = sorted(Counter(str(dict(one.arguments)["problem"]) for one in left).items())
@@ -128,7 +128,7 @@ def _of_site(store: Store) -> list[str]:
 
 
 def of_companion(now: float, leader: LeaderRecord | None, last: HealthRecord | None) -> list[str]:
-    """Return sentences on what keeps the companion from working."""
+    """Return sentences about what keeps the companion from working."""
     if leader is None or last is None:
         return [NEVER]
     if not leader.holder:

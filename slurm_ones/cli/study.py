@@ -22,7 +22,7 @@ PAGE = Path("elasticity.html")
 SINCE = "30d"
 """Default of the option `--since`."""
 CROWDED = 0.7
-"""Share of the cluster's GPUs. If jobs never held more than this at once, the trace may be another cluster's."""
+"""Share of the cluster's GPUs. If the trace's jobs never held more at once, it may be another cluster's trace."""
 
 
 @command

@@ -1,6 +1,6 @@
 """Command `slurm-ones template`: prints the package's batch scripts and service files, and batch scripts for sites.
 
-docs/sites.md names each site's public page, as of November 2026, and how sites differ. No script was tested there.
+docs/sites.md names each site's public page, as of November 2026, and how sites differ. The scripts are untested there.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ class SiteRecord:
     """Partition to use; None for Slurm's default."""
     gpus_per_node: int
     asks: Literal["gres", "gpus-per-node", "whole nodes"]
-    """Option of sbatch that requests GPUs; "whole nodes" if Slurm does not count GPUs."""
+    """Option of sbatch that requests GPUs; "whole nodes" if Slurm does not count GPUs at this site."""
     whole_nodes: bool = True
-    """True if a job gets whole nodes and is charged for them."""
+    """True if a job always gets whole nodes and is charged for them."""
     arrays: bool = True
     time: str = "24:00:00"
     directives: tuple[str, ...] = ()
     """Further options for sbatch."""
     scratch: str = ""
-    """Sentence on when the site deletes files on $SCRATCH; empty if scripts do not use $SCRATCH."""
+    """Sentence on when the site deletes files on $SCRATCH; empty if the script uses no $SCRATCH."""
     account: bool = True
     """True if scripts must name an account."""
 
@@ -72,7 +72,8 @@ BLOCKS = 8
 
 @dataclass(frozen=True)
 class Wishes:
-    """Values for the script from the command line. An empty value becomes the site's default, or a text to edit."""
+    """Values for the script from the command line. An empty one becomes the site's default, or a text for the user to
+    edit."""
 
     account: str = ""
     partition: str = ""
@@ -110,7 +111,8 @@ _EACH_BLOCK = "# Each block runs this script: nothing may stand here that must r
 
 
 def batch_script(name: str, site: SiteRecord, wishes: Wishes = Wishes()) -> str:
-    """Return a batch script for a site. Raises `BadInput` if a value does not fit into `#SBATCH` or the comment."""
+    """Return a batch script for a site. Raises `BadInput` if a value does not fit into an `#SBATCH` line or the
+    comment."""
     for word in (wishes.account, wishes.partition, wishes.time):
         if not all(char.isalnum() or char in "-_.:," for char in word):
             raise BadInput(f"{word!r} is no word of Slurm's: letters, digits, and any of - _ . : ,")
@@ -188,7 +190,7 @@ def templates() -> dict[str, str]:
 
 
 def summary(text: str) -> str:
-    """Return a template's summary: the first sentence of its first comment, or a dashboard's description."""
+    """Return the first sentence of a template's first comment, or a dashboard's description."""
     if text.startswith("{"):
         return str(json.loads(text)["description"])
     first = next((line for line in text.splitlines() if line.startswith("# ")), "")
