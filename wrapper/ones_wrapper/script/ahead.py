@@ -50,7 +50,7 @@ class AskedAhead:
         return self._seen and not self._known
 
     def close(self) -> None:
-        """Remove the hooks, after the first backward pass or at the end of the epoch."""
+        """Remove the hooks."""
         for hook in self._hooks:
             hook.remove()
         self._held, self._asked = [], []

@@ -51,12 +51,12 @@ EVERYWHERE = (
 
 
 Look = Callable[[str, tuple[Any, ...], FrameType], None]
-"""Check that gets a call's name, its arguments and the caller's frame."""
+"""Function that checks one call of the script. It gets the call's name, the arguments and the caller's frame."""
 _WRITERS = ((torch, "save"), (np, "save"), (np, "savez"), (np, "savetxt"))
 
 
 class BatchShares(NamedTuple):
-    """Number of this rank's samples in the present pass. `alike` is True if all ranks have equally many."""
+    """This rank's number of samples in the present pass. `alike` is True if all ranks have the same number."""
 
     samples: int
     alike: bool
@@ -68,8 +68,8 @@ _evaluated = -1
 
 
 def watch(first: FirstSteps, shares: Callable[[], BatchShares | None], gathers: bool) -> None:
-    """Check the script's calls from now on. `shares` returns the shares of the present pass; None outside of training.
-    With `gathers`, also check collectives that gather."""
+    """Check the script's calls from now on. `shares` returns the number of samples in the present pass; None outside of
+    training. With `gathers`, also check collectives that gather."""
     global _first, _shares
     _first, _shares = first, shares
     looked_at: list[tuple[Any, str, Look]] = [(dist, name, _gathers) for name in NAMES if gathers]
@@ -85,8 +85,8 @@ def evaluates(samples: int) -> None:
 
 
 def _watched(owner: Any, name: str, look: Look) -> Any:
-    """Return a function that calls `look` and then `owner.name`; None if there is no such function, or if it is watched
-    already."""
+    """Return a function that calls `look` and then `owner.name`. Return None if `owner` has no function `name`, or if
+    it is watched already."""
     original = getattr(owner, name, None)
     if original is None or hasattr(original, "looked_at"):
         return None
@@ -101,7 +101,7 @@ def _watched(owner: Any, name: str, look: Look) -> Any:
 
 
 def _replace(calls: list[tuple[Any, str, Any]]) -> None:
-    """Replace functions by the functions that watch them, in their own module and in all modules that imported them."""
+    """Replace functions by their watched versions, in their own module and in all modules that imported them."""
     by_name: dict[str, list[Any]] = {}
     for owner, name, call in calls:
         setattr(owner, name, call)

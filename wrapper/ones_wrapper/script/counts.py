@@ -26,10 +26,11 @@ them."""
 def counts(
     frames: Iterable[FrameType], models: Iterable[Any], carried: Collection[int], known: Iterable[str]
 ) -> list[str]:
-    """Return names and lines of numbers that the script counts up by a constant, or that are named like a best value.
+    """Return names and lines of numbers that the script counts up by a constant, or whose names are those of a best
+    value.
 
-    Variables of `frames` are searched, attributes of objects in these or in models, and attributes of these attributes.
-    Objects whose ids are in `carried`, and names in `known`, are left out.
+    Searches the variables of `frames`, and attributes of their objects and of the `models`, two levels deep. Leaves out
+    objects whose ids are in `carried`, and names in `known`.
     """
     found, things, shared = dict[str, str](), [*models], dict[str, str]()
     for frame in frames:
@@ -65,7 +66,7 @@ def attributes(thing: Any) -> dict[str, Any]:
 
 
 def codes(kind: type) -> list[CodeType]:
-    """Return the code of a class's methods that are in the script."""
+    """Return the code objects of a class's methods that are in the script."""
     return [code for one in vars(kind).values() if is_script(code := getattr(one, "__code__", None))]
 
 
@@ -74,10 +75,11 @@ def _is_number(value: Any) -> bool:
 
 
 def collected(frames: Iterable[FrameType], carried: Collection[int]) -> dict[str, Any]:
-    """Return, by name, the lengths of the script's lists, queues and dicts, and the states of its random generators.
+    """Return the lengths of the script's lists, queues and dicts, and the states of its random generators, as texts by
+    name.
 
-    Objects whose ids are in `carried` are left out, variables that a loop assigns in each turn, and attributes that are
-    lists or queues of numbers.
+    Leaves out objects whose ids are in `carried`, and variables that get a new value in each turn of a loop. Leaves out
+    attributes that are lists or queues of numbers.
     """
     found = {}
     for frame in frames:
@@ -97,10 +99,10 @@ _HELD: dict[type, Callable[[Any], Any]] = {
     np.random.Generator: lambda one: one.bit_generator.state,
     random.Random: lambda one: one.getstate(),
 }
-"""Functions by type of object. The function's result for an object changes when the object changes."""
+"""Function, by type of object, whose result changes when the object changes."""
 
 
 def _arrays(held: Any) -> bool:
-    """Return False if this is a list or queue of single numbers."""
+    """Return True unless this is a list or queue of single numbers."""
     last = [held[-1]] if type(held) in (list, deque) and held else []
     return not last or any(getattr(one, "ndim", 0) for one in tree_leaves(last))

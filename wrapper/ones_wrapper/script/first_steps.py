@@ -35,7 +35,7 @@ from ones_wrapper.script.optimizers import INNER, shown, stepper
 LOOK = 20
 """Number of first steps in which the script is checked for gradients that no optimizer used."""
 FORGOTTEN_AT = 2
-"""Step after which the script's objects are searched. By then the loop's first turn has made its objects, too."""
+"""Step after which the script's objects are searched. By then the loop has made its objects, too."""
 
 UNUSED = (
     "the step{line} ended with gradients that no optimizer used. If the script accumulates gradients by itself, a "
@@ -142,7 +142,7 @@ class FirstSteps:
         buffers = shared and any(True for _ in model.buffers())
         self._evaluation = model.register_forward_pre_hook(self._evaluates) if buffers else None
         self._parts: list[int] = []
-        """Numbers of samples of the present step's forward passes, in a run's first steps."""
+        """Samples in each forward pass of the present step, during a run's first steps."""
         self._speaks, self._optimizers = speaks, optimizers
         self._carried = list(carried)
         self._saves = any(getattr(one, "carries_counts", False) for one in self._carried)
@@ -162,10 +162,10 @@ class FirstSteps:
             getattr(registers, f"register_module_{kind}_registration_hook")(self._registers)
         self.counts_by_job = False
         self._collected: dict[str, Any] = {}
-        """Result of `collected` after the first step."""
+        """Lengths and states from `collected` after the first step."""
         self._rates: list[list[float]] = []
         self._scheduled = False
-        """True if a schedule that is not registered was named."""
+        """True once a finding has named a scheduler that is not registered."""
         self.loads: list[str] = []
         """Messages about states that the script itself loaded after registration."""
         self._watches = self._watch_loads()
@@ -191,7 +191,7 @@ class FirstSteps:
             handle.remove()
 
     def begin(self) -> None:
-        """Note the beginning of a step, or of the loop over an epoch."""
+        """Reset the checks for a new step."""
         self.touched = self.skipped = False
         self._parts.clear()
 
@@ -247,7 +247,7 @@ class FirstSteps:
             self.say(RATE.replace("{line}", _rate_line()))
 
     def say(self, text: str) -> None:
-        """Log a message once, with the script's present line."""
+        """Log a message once, with the script's line that runs now."""
         if self._speaks and text not in self._said:
             self._said.add(text)
             log(text.format(line=line()))
@@ -330,16 +330,15 @@ class FirstSteps:
         return ("has a state", "register_for_checkpointing") if lost else None
 
     def _is_average(self, thing: Any) -> bool:
-        """Return True if an object seems to be an average of weights or a replay buffer, by its class name or its
-        tensors."""
+        """Return True if an object seems to be an average of weights or a replay buffer."""
         held, kind = flat(attributes(thing).values()), type(thing)
         if _AVERAGE.search(kind.__name__) or (_BUFFER.search(kind.__name__) and codes(kind)):
             return any(isinstance(one, (torch.Tensor, torch.nn.Module, np.ndarray)) for one in held)
         return not isinstance(thing, torch.nn.Module) and self._has_shapes(held)
 
     def _has_shapes(self, held: list[Any]) -> bool:
-        """Return True if `held` has a tensor in the shape of each trained parameter, besides parameters and gradients
-        themselves."""
+        """Return True if `held` has a tensor in the shape of each trained parameter, not counting parameters and
+        gradients."""
         trained = self._trained
         tensors = [one for one in held if isinstance(one, torch.Tensor)]
         if not trained or len(tensors) < len(trained):
@@ -358,7 +357,6 @@ def _rate_line() -> str:
 
 
 def _empties(file: io.TextIOWrapper) -> bool:
-    """Return True for an open file in mode `w`, which empties the file at each start."""
     with suppress(ValueError):
         return getattr(file, "mode", "")[:1] == "w" and not file.closed and Path(str(file.name)).is_file()
     return False
@@ -396,7 +394,7 @@ def _stateful(kind: type) -> bool:
 
 
 def _reached(thing: Any, names: Iterable[str]) -> list[Any]:
-    """Return an object and all objects in its attributes of these names, in lists there, and so on."""
+    """Return an object, and all objects that are reached from it by attributes of these names or lists in them."""
     found: list[Any] = []
     left = [thing]
     while left and len(found) < 100:

@@ -1,4 +1,4 @@
-"""The script's lines in a call stack, for messages, and the way in which a loop was left."""
+"""Lines of the script in a call stack, for messages."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def is_script_file(path: str) -> bool:
 
 
 def is_ours(code: CodeType, room: str = "/") -> bool:
-    """Return True for code of this package; `room` limits this to one of its folders."""
+    """Return True for code of this package, or of its folder `room`."""
     return code.co_filename.startswith(_OURS + room)
 
 

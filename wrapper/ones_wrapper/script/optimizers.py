@@ -42,8 +42,8 @@ def is_plain(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def plain_state(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """Return the states of an optimizer and of the optimizer that it wraps; only the first if it includes the
-    second."""
+    """Return the states of an optimizer and of the optimizer that it wraps; only the outer state if that includes the
+    inner one."""
     found, inner = [optimizer.state_dict()], stepper(optimizer)
     if inner is not optimizer and "state" in found[0] and inner.state is not optimizer.state:
         found.append(inner.state_dict())

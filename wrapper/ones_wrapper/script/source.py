@@ -1,4 +1,4 @@
-"""Search in the script's text for code that depends on the rank, sums divided by a length, and actions at a loop's own
+"""Search of the script's text for code that depends on the rank, sums divided by a length, and tests of a loop's
 count."""
 
 from __future__ import annotations
@@ -45,7 +45,6 @@ _HELD = {ast.Name: "id", ast.Attribute: "attr", ast.arg: "arg", ast.keyword: "ar
 
 @cache
 def _nodes(path: str) -> list[ast.AST]:
-    """Return all nodes of a file's syntax tree, or one empty node if the file cannot be parsed."""
     try:
         return list(ast.walk(ast.parse("".join(linecache.getlines(path)))))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -106,8 +105,8 @@ def _words_of(nodes: Iterable[ast.AST]) -> set[str]:
 
 @cache
 def _computed(path: str) -> list[tuple[set[str], set[str]]]:
-    """Return (assigned variables, words in the assigned expression) for each assignment in a file. Assigned calls are
-    left out, except calls of functions that match `_COMPUTED`."""
+    """Return (assigned variables, words in the assigned expression) for each assignment in a file. Leaves out assigned
+    calls of functions that do not match `_COMPUTED`."""
     found = [one for one in _nodes(path) if isinstance(one, ast.Assign)]
     computed = [one for one in found if not isinstance(one.value, ast.Call) or _COMPUTED.search(_name(one.value.func))]
     return [({_name(target) for target in one.targets} - {""}, _words(one.value)) for one in computed]
@@ -192,8 +191,8 @@ def _made(node: ast.AST) -> tuple[list[str], list[Any]]:
 
 
 def files(stack: Iterable[FrameType]) -> list[str]:
-    """Return the script's files: those in its call stack, innermost first, each followed by those that it imports
-    from."""
+    """Return the paths of the script's files in a call stack, innermost first. Each is followed by the files that it
+    imports from."""
     found: dict[str, None] = {}
     for frame in stack:
         # Of other objects `__name__` is not read: it may call a `__getattr__`, which may raise any error.
@@ -206,8 +205,8 @@ def files(stack: Iterable[FrameType]) -> list[str]:
 
 
 def counter(path: str, line: int) -> tuple[str, int] | None:
-    """Return text and line of a test of a loop's own count, for a loop around this line; None if there is none. Such a
-    test acts in every n-th turn (`i % n`), or ends the loop at a count."""
+    """Return (text, line) of a test such as `i % n == 0` of the count of a loop around this line; None if there is
+    none. The test acts in every n-th turn, or ends the loop."""
     for loop in _nodes(path):
         if not isinstance(loop, ast.For) or not loop.lineno <= line <= _end(loop):
             continue
@@ -226,9 +225,9 @@ def counter(path: str, line: int) -> tuple[str, int] | None:
 
 
 def divided(path: str, line: int, carried: Collection[str] = ()) -> tuple[str, int] | None:
-    """Return the text and line of a division of a sum by a length; None if there is none. The innermost loop around
-    this line adds to the sum, and the division follows that loop. Divisors that the loop changes, and sums in the
-    variables `carried`, are left out."""
+    """Return (text, line) of a division such as `total / len(data)`; None if there is none. It must follow the
+    innermost loop around this line, which sums up `total`. Leaves out divisors that the loop changes, and sums in the
+    variables `carried`."""
     loop = _innermost(path, line, (ast.For, ast.While))
     if loop is None:
         return None
@@ -273,18 +272,17 @@ def _in_order(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _texts(node: ast.AST) -> set[str]:
-    """Return the texts of the variables, attributes and items in a syntax tree."""
     return {ast.unparse(one) for one in ast.walk(node) if isinstance(one, (ast.Name, ast.Attribute, ast.Subscript))}
 
 
 def _stored(nodes: Iterable[ast.AST]) -> set[str]:
-    """Return the texts of the variables, attributes and items that statements assign."""
     every = (one for node in nodes for one in ast.walk(node))
     return {ast.unparse(one) for one in every if isinstance(getattr(one, "ctx", None), ast.Store)}
 
 
 def _division(node: ast.AST) -> list[tuple[ast.expr, ast.expr]]:
-    """Return (dividend, divisor) if a node is a division or a call such as `job.mean(total, count)`; else nothing."""
+    """Return (dividend, divisor) of a division, or of a call such as `job.mean(total, count)`; nothing for other
+    nodes."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
         return [(node.left, node.right)]
     if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Div):
@@ -324,8 +322,8 @@ def renewed(frame: FrameType, name: str) -> bool:
 
 @cache
 def _kept_lines(path: str) -> list[tuple[int, str]]:
-    """Return (line, name) for each count and best value in a file; names of attributes begin with a dot. Counts that
-    each turn of a loop begins again are left out."""
+    """Return (line, name) of each count and best value in a file. Leaves out counts that each turn of a loop begins
+    again. Names of attributes begin with a dot."""
     nodes = _nodes(path)
     given = {one: ast.unparse(one) for one in nodes if isinstance(one, (ast.Assign, ast.AnnAssign, ast.AugAssign))}
     turns = (one for loop in nodes if isinstance(loop, (ast.For, ast.While)) for one in loop.body)
@@ -340,7 +338,7 @@ def _kept_lines(path: str) -> list[tuple[int, str]]:
 
 
 def kept(code: CodeType) -> dict[str, int]:
-    """Return by name the last line of this code's counts (`n += 1`, `n = n + 1`) and best values. Names of attributes
-    begin with a dot."""
+    """Return the last line of each count (`n += 1`, `n = n + 1`) and best value in this code, by name. Names of
+    attributes begin with a dot."""
     lines = {number for *_, number in code.co_lines()}
     return {name: number for number, name in sorted(_kept_lines(code.co_filename)) if number in lines}

@@ -25,8 +25,8 @@ LOOKS = 60
 """Number of checks, one a second, after which ranks that wait at different places count as stuck. A network may pause
 for tens of seconds."""
 STILL_S = 4.0
-"""Shortest time in seconds without progress after which a rank writes its counts; at least three times its step
-time."""
+"""Shortest time in seconds without progress after which a rank writes its counts. The time is at least three steps
+long."""
 ALL = "All ranks must make equally many: skip on all ranks or on none, `if job.any(bad): continue`"
 UNEQUAL = (
     "rank {mine.rank} made {fewer} backward pass(es) fewer than rank {other.rank} by step {mine.steps}, so the ranks "
@@ -51,7 +51,7 @@ class Standpoint(NamedTuple):
     rank: int
     steps: int
     begun: int
-    """Number of gradient exchanges begun since the ranks met."""
+    """Number of gradient exchanges begun since the ranks started."""
     done: int
     """Number of gradient exchanges in the completed steps."""
     waits: str
@@ -73,7 +73,7 @@ APART = (
     "buffers) must not depend on the rank. To use the model on one rank, take job.unwrap(model)"
 )
 Counts = tuple[int, int, int, float]
-"""(completed steps, exchanges begun, exchanges in completed steps, seconds of a step)."""
+"""(completed steps, exchanges begun, exchanges in completed steps, seconds per step)."""
 
 
 class Watch:
@@ -159,7 +159,7 @@ class Watch:
 
 
 def meeting(env: Mapping[str, str], generation: int) -> str:
-    """Return an identifier of this start of the ranks. Files of other starts have another one, and are ignored."""
+    """Return an identifier of this start of the ranks, by which files of other starts are ignored."""
     names = ("ONES_LAUNCHED", "ONES_ATTEMPT", "ONES_FORK", "SLURM_RESTART_COUNT", "MASTER_PORT")
     return "/".join((*(env.get(name, "") for name in names), str(generation)))
 
@@ -175,7 +175,7 @@ def unequal(mine: Standpoint, others: list[Standpoint]) -> str:
 
 
 def apart(all_: list[Standpoint], world: int) -> str:
-    """Return the error if all ranks wait, but at different places; else empty. It is no error if all wait for
+    """Return the error if all ranks wait, but at different places; empty if they do not, or if all wait for
     gradients."""
     waiting = sorted((one for one in all_ if one.waits), key=lambda one: one.rank)
     if len(waiting) < world or {one.waits for one in waiting} == {EXCHANGE}:
