@@ -83,7 +83,7 @@ def leave(code: int, *, main: dict[str, Any] | None = None) -> NoReturn:
 
 
 def _take(steps: deque[Callable[[], None]]) -> None:
-    """Call the remaining steps, each only once even if two threads do this."""
+    """Call the remaining steps, each once even if two threads do this."""
     while steps:
         step = steps.popleft()
         try:

@@ -31,8 +31,8 @@ DEVICE_FAILED = 105
 
 _CRASHES = ("KILL", "SEGV", "ABRT", "BUS", "FPE", "ILL", "USR1", "USR2")
 CRASHED = tuple(128 + signal.Signals[f"SIG{name}"] for name in _CRASHES)
-"""Exit codes of signals that kill a process: out of host memory, a failed GPU, a library's abort. The last two signals
-come from Slurm or the owner, and kill only a process without handlers."""
+"""Exit codes of ranks that a signal killed, as after a lack of host memory, a GPU's failure or a library's abort.
+SIGUSR1 and SIGUSR2, from Slurm or the owner, kill only a process without handlers."""
 
 
 _CAUSES = ((DONT_RESTART,), (HUNG, OUT_OF_MEMORY), (DEVICE_FAILED,), CRASHED)
@@ -40,8 +40,8 @@ _CONSEQUENCES = ((STOP_CODE,), (PEER_LOST, NEXT_TERM))
 
 
 def explaining_code(codes: Sequence[int]) -> int:
-    """Return the exit code among `codes`, of the ranks of one run, that caused the others; 0 if none failed. If a rank
-    was killed or hung, the errors of other ranks are consequences."""
+    """Return the exit code that caused the others, among the `codes` of one run's ranks; 0 if none failed. If a rank
+    was killed or hung, other ranks' errors are consequences."""
     groups = (*_CAUSES, {*codes}.difference(*_CAUSES, *_CONSEQUENCES), *_CONSEQUENCES)
     ordered = (code for group in groups for code in codes if code and code in group)
     return next(ordered, 0)

@@ -35,20 +35,20 @@ def collective(env: Mapping[str, str]) -> timedelta:
 
 
 class Standstill:
-    """Detection of pauses of this process, because its node or its job was suspended. Other processes may have been
-    suspended, too, so that a pause does not count as their silence."""
+    """Detection of pauses of this process, because its node or its job was suspended. Other processes may have paused,
+    too: their silence in that time does not count."""
 
     MOST_S = 2.0
     """Seconds between two calls of `look` from which this process counts as paused."""
     COUNTS_S = 0.5
-    """Seconds of each pause that count as silence all the same. Otherwise a process that always calls `look` late would
-    never find another process silent."""
+    """Seconds of each pause that do count as silence. Otherwise a process that always calls `look` late would never
+    find another process silent."""
 
     def __init__(self) -> None:
         self._last = time.monotonic()
 
     def look(self) -> float:
-        """Return the seconds since the last call that do not count, because of a pause; 0 without a pause. Call this
+        """Return the seconds of a pause since the last call that do not count as silence; 0 without a pause. Call this
         several times a second."""
         last, self._last = self._last, time.monotonic()
         between = self._last - last
@@ -70,7 +70,7 @@ class Heartbeats:
         self._beats[local_rank] = now
 
     def stood_still(self, now: float, seconds: float) -> None:
-        """Do not count the `seconds` before `now` as silence of any rank, since all were paused like the caller. Pauses
+        """Do not count the `seconds` before `now` as silence of any rank, since all ranks were paused. Several pauses
         add up, since a scheduler may suspend jobs in turn."""
         for rank, beat in enumerate(self._beats):
             self._excused[rank] = beat, self._excuse(rank, beat) + min(seconds, now - beat)
@@ -105,7 +105,8 @@ def beat() -> None:
 
 
 def pause() -> None:
-    """Stop watching until the next beat, because training has finished or the next action may take any time."""
+    """Stop watching until the next beat, because training has finished, or because the next action has no time
+    limit."""
     if _own is not None:
         _own[0].beat(_own[1], 0.0)
 

@@ -5,7 +5,7 @@ and then a stop (`srun` forwards only SIGUSR2); SIGUSR1 requests only a checkpoi
 so that a rank may get a signal twice.
 
 Exit hooks are functions called with the script's exit code when the script ends. The process that runs the script calls
-them, since `atexit` does not know the code of `sys.exit(3)`.
+them, since `atexit` does not know the exit code.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LOOK = (signal.Signals[f"SIG{LOOK_SIGNAL}"],)
 """Signal on which a rank reads its orders at once."""
 
 QUIET_S = 2.0
-"""Seconds after a checkpoint in which a further request for one is ignored, as a copy of the same signal."""
+"""Seconds after a checkpoint in which further requests for one are ignored, as copies of the same signal."""
 
 
 class Flags:
@@ -52,7 +52,7 @@ class Flags:
         self.called = False
         """True after a handler of the script was called."""
         self._waiting: list[int] = []
-        """Signals for which the script's handler will be called at a step boundary."""
+        """Signals whose handlers in the script are called at a step boundary."""
         self._calling = False
 
     def handle(self, number: int, frame: FrameType | None) -> None:
@@ -90,8 +90,8 @@ class Flags:
             self._calling = False
 
     def call_waiting(self) -> None:
-        """Call the script's handlers for signals that came during training, after the checkpoint that these request. If
-        called at once, a handler might make the script leave its loop, on each rank at another step."""
+        """Call the script's handlers of signals that came during training. This follows the checkpoint: a handler
+        called at once might end the loop at a different step on each rank."""
         waiting, self._waiting = self._waiting, []
         for number in waiting:
             self._call_script(number, None)
@@ -125,7 +125,7 @@ FLAGS = Flags()
 
 
 ExitHook = Callable[[int, str], None]
-"""Function that gets the exit code, and the text of an uncaught error or an empty text."""
+"""Function of the exit code and the text of an uncaught error; the text is empty if there was no error."""
 
 ErrorClassifier = Callable[[BaseException], tuple[int, str] | None]
 """Function from an uncaught error to (exit code, text); None for errors that it does not know."""

@@ -25,7 +25,7 @@ _STALE = (
     "MPI_LOCALRANKID MPI_LOCALNRANKS",
 )
 STALE = frozenset(" ".join(_STALE).split())
-"""Variables of an older shape, or of another step's layout, which `srun` and MPI would use."""
+"""Variables of the job's earlier shape or of another step, which `srun` and MPI would use."""
 
 STALE_PREFIXES = ("OMPI_COMM_WORLD_", "MV2_COMM_WORLD_", "PMIX_SERVER_")
 
@@ -103,8 +103,8 @@ def allocation(env: Mapping[str, str], asked: int | None) -> NodeAllocation:
 
 
 def idle_gpus(env: Mapping[str, str], world: int) -> str:
-    """Return an error message if a launcher other than `ones-run` started another number of ranks than the job has
-    GPUs. Empty if the numbers are equal, or if Slurm manages no GPUs."""
+    """Return an error message if a launcher other than `ones-run` started more or fewer ranks than the job has GPUs.
+    Empty if the numbers are equal, or if Slurm manages no GPUs."""
     each, nodes = _count(env, "SLURM_GPUS_ON_NODE"), _count(env, "SLURM_JOB_NUM_NODES") or 1
     if "ONES_LAUNCHED" in env or not each or each * nodes == world:
         return ""
@@ -200,7 +200,7 @@ def _count(env: Mapping[str, str], name: str) -> int | None:
 
 def find_task(env: Mapping[str, str], launcher: str) -> ProcessNumber:
     """Return rank and sizes that the launcher gave to this process. Raises `LaunchError` if it gave no rank. Under
-    `mpirun`, Slurm's variables are used last, since they may belong to the batch script or to Hydra's proxies."""
+    `mpirun`, Slurm's variables are used last, since they may be those of the batch script."""
     if launcher == "local":
         return ProcessNumber(0, 1, 0, 1, "local")
     for names in (_SLURM, *_MPI) if launcher == "srun" else (*_MPI, _SLURM):
