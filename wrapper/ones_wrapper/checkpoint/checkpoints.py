@@ -52,7 +52,7 @@ class _Work:
     memory: MemoryFolder | None
     """Folder in memory into which this rank writes; None for the disk."""
     twice: bool
-    """True if each file of a checkpoint in memory gets a second copy in the memory of another block."""
+    """True if each file of a checkpoint in memory gets a second copy in another block's memory."""
 
 
 class Checkpoints:
@@ -70,11 +70,11 @@ class Checkpoints:
         self._behind: Group | None = None
         self._alone = False
         self._present: list[str] = []
-        """Folders in memory of the launchers of all ranks, as they looked for the newest checkpoint."""
+        """Folders in memory of the launchers of all ranks, gathered by `_newest`."""
         self._thread: Thread | None = None
         self._end: Saved | Failed | None = None
         self._ahead: tuple[str, Future[str]] | None = None
-        """Name of the checkpoint that this rank checks before `load`, and the future result of `Folder.damage`."""
+        """Checkpoint that is checked before `load`, and the future result of the check (`Folder.damage`)."""
         if holds:
             group.on_first(self._folder.prepare)
 
@@ -82,8 +82,8 @@ class Checkpoints:
         """Drop the plan, because the group has new ranks. A background checkpoint of the old ranks is not interrupted.
         Not collective.
 
-        Returns the background thread's group of old ranks; None if there is none. The caller must keep the reference,
-        since dropping it would close the group.
+        Returns the group of the old ranks that the background thread uses, or None. The caller must keep this
+        reference, because dropping it closes the group.
         """
         behind, self._behind = self._behind, None
         self._planner.forget()
@@ -119,8 +119,9 @@ class Checkpoints:
         return self._write(self._group, self._work(state, progress, started, copy=False))
 
     def hold(self, state: SavedState, progress: TrainingProgress, memory: MemoryFolder, most_bytes: int) -> bool:
-        """Write a checkpoint into the nodes' memory, for the ranks that start next; this rank's part into `memory`.
-        Return False if it would have more than `most_bytes`, or if the newest checkpoint is already one in memory."""
+        """Write a checkpoint into the nodes' memory, from which the next ranks start. This rank writes its part into
+        `memory`. Returns False if the checkpoint would exceed `most_bytes`, or if the newest checkpoint is in memory
+        already."""
         started = time.monotonic()
         self._wait()
         group, disk = self._group, self._folder
@@ -140,7 +141,7 @@ class Checkpoints:
 
     def begin(self, state: SavedState, progress: TrainingProgress, memory: MemoryFolder | None = None) -> None:
         """Copy the state, and start a background thread that writes a checkpoint. `ended` returns the result. With
-        `memory`, this rank's launcher's folder, the checkpoint is written into the nodes' memory, each file twice.
+        `memory`, the folder of this rank's launcher, it is written into the nodes' memory, each file twice.
 
         Waits first for an earlier background checkpoint. A failed write raises no error here. If a second thread cannot
         send messages (some MPI), the checkpoint is written before this returns.
@@ -194,8 +195,8 @@ class Checkpoints:
         most_bytes: float = float("inf"),
         twice: bool = False,
     ) -> _Work:
-        """Plan what each rank writes. With `copy`, training may change the state after this returns. Raises `RankError`
-        if the checkpoint would have more than `most_bytes`."""
+        """Plan what each rank writes. With `copy`, tensors are copied, so that training may continue. Raises
+        `RankError` if the checkpoint would have more than `most_bytes`."""
         group, planner, name = self._group, self._planner, checkpoint_name(progress.step)
 
         def look() -> tuple[Content, list[Held]]:
@@ -226,8 +227,8 @@ class Checkpoints:
         return _Work(name, replace(progress), plan, tensors, kept, started, memory, twice)
 
     def _run(self, group: Group, work: _Work, stall: float | None) -> None:
-        """Write a checkpoint and store its result. `stall` is the pause of training in seconds; None if training waits
-        for the whole write."""
+        """Write a checkpoint and store its result. `stall` is the pause of training in seconds; None if the pause is
+        the whole write."""
         try:
             self._end = self._write(group, work, stall)
         except RankError as error:
@@ -236,8 +237,8 @@ class Checkpoints:
             self._end = Failed(work.name, f"{type(error).__name__}: {error}")
 
     def _write(self, group: Group, work: _Work, stall: float | None = None) -> Saved:
-        """Write the files and the manifest, and then rename the directory to the checkpoint's name. One in memory
-        counts once it is described. What lay in memory before is then removed."""
+        """Write the files, then publish the checkpoint: on disk by a manifest and a rename, in memory by a description.
+        Then remove older checkpoints in memory."""
         memory, mine = work.memory, tensor_file(group.rank)
         folder = self._folder if memory is None else self._in_memory(group, work, memory)
         at = folder.temporary(work.name)
@@ -272,7 +273,8 @@ class Checkpoints:
         return Saved(work.name, size, seconds, seconds if stall is None else stall, work.progress)
 
     def _in_memory(self, group: Group, work: _Work, memory: MemoryFolder) -> HeldFolder:
-        """Return this rank's view of the checkpoint to be written into memory. The one that counts until then stays."""
+        """Return this rank's view of the checkpoint to be written into memory. The earlier checkpoint in memory
+        stays."""
         disk, block = self._folder, own_block(os.environ)
 
         def counts() -> str:
@@ -296,14 +298,15 @@ class Checkpoints:
         return HeldFolder(disk, memory.path, {tensor_file(rank): at for rank, at in enumerate(of)} | {REST: of[0]})
 
     def check_ahead(self) -> None:
-        """Start a thread that checks the newest checkpoint for damage, while the script makes its model. One in memory
-        is fetched first."""
+        """Start a thread that checks the newest checkpoint for damage, while the script makes its model. A checkpoint
+        in memory is first copied to this node."""
         held, name = self._newest()
         if name:
             self._ahead = name, run_behind("ones-check", self._check(held, name))
 
     def _newest(self) -> tuple[HeldCheckpoint | None, str]:
-        """Return the newest checkpoint: the one in memory, if it counts, and its name. Collective."""
+        """Return the newest checkpoint's description and name. The description is None for a checkpoint on disk.
+        Collective."""
 
         def look() -> tuple[str, str]:
             held = self._folder.held()
@@ -315,10 +318,8 @@ class Checkpoints:
         return HeldCheckpoint.parse(json.loads(text)) if text else None, name
 
     def _check(self, held: HeldCheckpoint | None, name: str) -> Callable[[], str]:
-        """Return a function that checks this rank's part of a checkpoint's files; those in memory are fetched first.
-
-        The function returns the damage in words; empty if there is no damage.
-        """
+        """Return a function that checks this rank's part of a checkpoint's files and returns the damage in words, or
+        ''. Files in memory are first copied to this node."""
         group, folder = self._group, self._folder
         if held is None:
             return partial(folder.damage, name, group.rank, group.world)
@@ -336,7 +337,7 @@ class Checkpoints:
 
         A damaged checkpoint is renamed to a name with a dot, and logged; one in memory is dropped. Raises `RankError`
         if an undamaged checkpoint does not fit (model, optimizer, extras, job), and if `state` has types that cannot be
-        saved: that should fail before the first hours of training.
+        saved.
         """
         group, disk = self._group, self._folder
         notes: list[str] = []
@@ -363,7 +364,8 @@ class Checkpoints:
         return Loaded("", TrainingProgress(), self._log(notes))
 
     def _lies_in(self, held: HeldCheckpoint, own: MemoryFolder) -> None:
-        """Describe a checkpoint in memory as whole on each node, so that launchers of blocks that left may end."""
+        """Record that each node has the whole checkpoint in memory. Launchers of blocks that left need not keep their
+        copies then."""
         texts = self._group.gather(own.text)
         with suppress(RankError):
             self._group.on_first(lambda: self._folder.hold(held.at(texts)))
@@ -394,7 +396,7 @@ class Checkpoints:
         return asdict(progress), [note] if job_id != folder.job_id else []
 
     def _place(self, storage: Any, location: str) -> Any:
-        """Return a loaded tensor's storage, moved to this rank's GPU if rank 0 had it on a GPU."""
+        """Return a loaded tensor's storage, on this rank's GPU if it was saved from a GPU."""
         device = self._group.device
         return storage.to(device=device) if location.startswith("cuda") and device.type == "cuda" else storage
 
@@ -478,8 +480,8 @@ class Planner:
 
 
 def dealt(every: list[list[Held]]) -> list[list[TensorPart]]:
-    """Return what each rank writes, given what each rank holds. Of several ranks that hold the same, the one with the
-    fewest bytes so far writes it. Raises ValueError if a part of a tensor is missing or present twice."""
+    """Return what each rank writes, given what each rank holds. A tensor that several ranks hold is written by the rank
+    with the fewest bytes so far. Raises ValueError if a part of a tensor is missing or present twice."""
     holders: dict[str, dict[tuple[int, ...], dict[int, TensorPart]]] = {}
     sizes = {}
     for rank, held in enumerate(every):

@@ -20,7 +20,7 @@ from ones_wrapper.files.checksums import Sum
 BLOCK = 2 << 20
 """Bytes that are written and hashed at once."""
 PIECES = 512
-"""Largest number of pieces of memory in one system call; Linux allows 1024."""
+"""Largest number of buffers in one system call; Linux allows 1024."""
 
 
 def tensor_file(rank: int) -> str:
@@ -40,7 +40,7 @@ def _created(path: Path, mode: int) -> Iterator[int]:
 
 
 def _pieces(header: bytes, tensors: list[torch.Tensor]) -> Iterator[list[memoryview]]:
-    """Yield the bytes of a file in order, in lists of at most `PIECES` pieces and about `BLOCK` bytes."""
+    """Yield the bytes of a file in order, in lists of at most `PIECES` buffers and about `BLOCK` bytes."""
     pieces, size = [memoryview(header)], len(header)
     for tensor in tensors:
         data = memory_of(bytes_of(tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()))

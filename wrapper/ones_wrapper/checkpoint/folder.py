@@ -53,7 +53,8 @@ class Folder:
         self._sweeper: Thread | None = None
         self._held: int | None = None
         self.mark = ""
-        """Part of the name of temporary directories, for a rank that writes a step which other ranks may write too."""
+        """Part of the names of temporary directories, so that two ranks can write a checkpoint of the same step at
+        once."""
         self._aside: list[Path] = []
         """Damaged checkpoints that this process has hidden."""
         self.refuse: Callable[[], str] = str
@@ -127,7 +128,7 @@ class Folder:
         }
 
     def _publish(self, name: str) -> list[Path]:
-        """Rename a checkpoint to its final name. If that replaces a checkpoint, return the path of the replaced one."""
+        """Rename a checkpoint to its final name. Return the path of the checkpoint that this replaces, or None."""
         target, old = self.path(name), self._path / f".old-{name}"
         again = target.exists()  # the same step again, such as before and after the end of an epoch
         if again:
@@ -165,21 +166,19 @@ class Folder:
         return held if held is not None and int(held.name[5:]) >= int(newest[5:]) else None
 
     def hold(self, held: HeldCheckpoint | None) -> None:
-        """Describe this checkpoint as the one in the nodes' memory; with None, remove the description. Raises
-        OSError."""
+        """Write the description of the checkpoint in the nodes' memory; with None, remove it. Raises OSError."""
         if held is None:
             node_memory.drop(self._path)
         else:
             node_memory.hold(self._path, held)
 
     def damage(self, name: str, part: int, parts: int) -> str:
-        """Return the damage of one of `parts` parts of a checkpoint's files; empty if there is none
+        """Check one of `parts` parts of a checkpoint's files. Return the damage; empty if there is none
         (`checksums.damage`)."""
         return damage(self.path(name), part, parts)
 
     def set_aside(self, name: str) -> None:
-        """Rename a damaged checkpoint to a hidden name, so that people can examine it. Checkpoints that earlier starts
-        hid are deleted."""
+        """Rename a damaged checkpoint to a hidden name, for people to examine. Delete those that earlier starts hid."""
         hidden = self._path / f".damaged-{name}"
         _sweep([older for older in self._path.glob(".damaged-*") if older == hidden or older not in self._aside])
         self._aside.append(hidden)

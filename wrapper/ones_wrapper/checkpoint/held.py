@@ -1,4 +1,5 @@
-"""A checkpoint in the nodes' memory: written in parts into launchers' folders, and read from a copy on each node."""
+"""A checkpoint in the nodes' memory: its files are written into folders of launchers, and read from a copy on each
+node."""
 
 from __future__ import annotations
 
@@ -16,24 +17,24 @@ from ones_wrapper.protocol import CHECKPOINTS, HOT
 
 
 class HeldFolder(Folder):
-    """One rank's view of a launcher's folder, which has all or a part of the checkpoint's files."""
+    """One rank's view of a launcher's folder, which has all or some of the checkpoint's files."""
 
     mode = 0o600
 
     def __init__(self, disk: Folder, path: Path, of: Mapping[str, Sequence[str]] | None = None) -> None:
-        """`path` is the launcher's folder. `of` maps each file's name to the paths of the folders that hold the file in
-        the end. The file is written into the first of these folders."""
+        """`path` is the launcher's folder. `of` maps each file's name to the texts of the folders that get a copy
+        (`MemoryFolder.text`). The first of them is where the file is written."""
         super().__init__(disk.job_dir, disk.job_id, disk.restart, keep=1)
         self._disk, self._of, self._launcher = disk, of or {}, path
         self._path = path / CHECKPOINTS
 
     def temporary(self, name: str) -> Path:
-        """Return the path of the checkpoint: it counts once it is described among the job's."""
+        """Return the final path: not a rename, but a description in the job's folder publishes the checkpoint."""
         return self.path(name)
 
     def make(self, name: str, but: str) -> None:
-        """Make the folder of a checkpoint's files, in place of all others except `but`. One rank of a launcher's folder
-        calls this, before any rank writes."""
+        """Make a folder for a checkpoint's files, and remove all other checkpoints except `but`. One rank of each
+        launcher calls this, before any rank writes."""
         clear(self._launcher, but=str(self.path(but)))
         self.path(name).mkdir(mode=0o700)
 
@@ -41,10 +42,10 @@ class HeldFolder(Folder):
         """Do nothing, because `make` did it."""
 
     def discard(self, name: str) -> None:
-        """Do nothing: the checkpoint may be described already, and the next `make` removes it."""
+        """Do nothing: the checkpoint may be published already, and the next `make` removes it."""
 
     def complete(self, name: str, progress: TrainingProgress, files: dict[str, Sum]) -> int:
-        """Describe the checkpoint among the job's checkpoints; return its size in bytes."""
+        """Publish the checkpoint by a description in the job's folder; return its size in bytes."""
         self._disk.hold(self.described(name, progress, files))
         return sum(s.size for s in files.values())
 
@@ -56,7 +57,7 @@ class HeldFolder(Folder):
 
 
 def bring(job_dir: Path, held: HeldCheckpoint, part: int, parts: int, present: Sequence[str] = ()) -> str:
-    """Bring part `part` of `parts` of the files of a checkpoint in memory to this node, and check them. Return the
+    """Copy part `part` of `parts` of the files of a checkpoint in memory to this node, and check them. Return the
     damage in words; empty if there is no damage. The launchers with the folders `present` are known to live."""
     try:
         return take(held, JobSecret.read(job_dir / HOT), part, parts, present)
@@ -65,7 +66,7 @@ def bring(job_dir: Path, held: HeldCheckpoint, part: int, parts: int, present: S
 
 
 def free_memory(but: str = "") -> None:
-    """Remove the checkpoints in this rank's launcher's folder, except the one with the path `but`: a newer one counts.
-    Raises OSError."""
+    """Remove the checkpoints in the folder of this rank's launcher, except the newest one with the path `but`. Raises
+    OSError."""
     if (own := own_folder()) is not None:
         clear(own.path, but)

@@ -13,8 +13,8 @@ theirs. The prior is so weak that the job's own first failures outweigh it."""
 
 LEAST_S = 30.0
 MOST_S = 3_600.0
-"""Largest interval in seconds; `LEAST_S` is the smallest. Without limits, a pause too short to measure, or a rate from
-the prior only, would give extreme intervals."""
+"""Largest interval in seconds; `LEAST_S` is the smallest. They bound the interval for a pause too short to measure, and
+for a rate from the prior only."""
 
 
 def failure_rate(failures: int, trained_s: float, nodes: int) -> float:
@@ -25,7 +25,7 @@ def failure_rate(failures: int, trained_s: float, nodes: int) -> float:
 
 
 def interval_s(stall_s: float, mean_time_between_failures_s: float) -> float:
-    """Return the seconds of training between two checkpoints for which pauses and repeated work cost least in sum.
+    """Return the training time between two checkpoints, in seconds, that minimises the sum of pauses and repeated work.
 
     This is Daly's higher-order estimate in closed form ("A higher order estimate of the optimum checkpoint interval for
     restart dumps", Future Generation Computer Systems 22, 2006). Its first term is Young's sqrt(2 × pause × time

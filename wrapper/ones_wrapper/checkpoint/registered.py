@@ -60,8 +60,8 @@ def state_of(model: Any, optimizer: Any, others: Mapping[str, Any], own: dict[st
 
 
 def check_exchanged(model: Any, exchanges: Exchanges, alone: bool) -> None:
-    """Raise ValueError if a trained model has no gradient exchange (unless `alone`, in a job of one rank), or if an
-    exchange's model is not registered."""
+    """Raise ValueError if a trained model has no gradient exchange, or if an exchange's model is not registered. A job
+    of one rank (`alone`) needs no exchange."""
     models = _models(model)
     for name, one in models.items():
         trained = any(parameter.requires_grad for parameter in one.parameters())

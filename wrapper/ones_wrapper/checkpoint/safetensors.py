@@ -257,7 +257,7 @@ class PartReader(StorageReader):
         return done
 
     def _read(self, file: IO[bytes], item: ReadItem, target: torch.Tensor) -> None:
-        """Fill `target` with a part of a block. Only the rows of the first dimension that are needed are read."""
+        """Fill `target` with a part of a block, reading only the needed rows of the first dimension."""
         _, start, part = self._places[item.storage_index]
         sizes, dtype = part.shape, part.dtype
         first, rows = 0, sizes

@@ -51,7 +51,7 @@ class PlainValues:
         return dict(self.values)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load the values. A key that the checkpoint does not have keeps the script's value."""
+        """Load the values; keys that the checkpoint lacks keep their values."""
         self.values.update(state)
 
 
@@ -95,7 +95,7 @@ class Failed:
 
 @dataclass(frozen=True)
 class Loaded:
-    """Checkpoint that was loaded, and a note for people. The name is empty if there was none."""
+    """Checkpoint that was loaded, and a note for people. The name is empty if no checkpoint was loaded."""
 
     name: str
     progress: TrainingProgress
@@ -180,8 +180,8 @@ def _marked(kind: str, **parts: Any) -> dict[str, Any]:
 
 
 def unpack(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
-    """Return the value that `pack` was given. `tensors` are those that `take` stored, by path. Raises KeyError if one
-    is missing."""
+    """Return the value that `pack` was given. `tensors` are those that its `take` stored, by path. Raises KeyError if
+    one is missing."""
     if type(value) in (list, tuple):
         return type(value)(unpack(item, tensors) for item in value)
     if type(value) is not dict:
@@ -218,14 +218,14 @@ class Content:
     tensors: dict[str, torch.Tensor]
     """Tensors of model and optimizers, and sharded tensors of extras, by path."""
     rest: dict[str, Any]
-    """Packed state without those tensors: `model`, each optimizer under its path, `extras`, and the names in `OWN`."""
+    """Packed state besides `tensors`: `model`, each optimizer under its path, `extras`, and the names in `OWN`."""
     first: frozenset[str]
     """Paths of the model's buffers. Buffers may differ between ranks; rank 0's are saved, as in DDP."""
 
 
 def collect(state: SavedState, *, template: bool = False) -> Content:
-    """Return this rank's content of a checkpoint of `state`. Raises `CannotSaveError`. With `template`, for loading, it
-    has optimizer state even before the first step."""
+    """Return this rank's content of a checkpoint of `state`. With `template`, as for loading, it has optimizer state
+    even before the first step. Raises `CannotSaveError`."""
     tensors: dict[str, torch.Tensor] = {}
 
     def every(path: str, tensor: torch.Tensor) -> bool:
@@ -270,8 +270,8 @@ def _path_of(optimizer: str) -> str:
 
 @contextmanager
 def _as_it_is(optimizer: torch.optim.Optimizer, wanted: bool) -> Iterator[None]:
-    """Context in which torch does not create the state of an empty optimizer if `wanted`. Torch would create it by a
-    step with zero gradients, which counts as a step. It does not if any gradient exists, so this creates one."""
+    """Context in which torch does not create the state of an empty optimizer, if `wanted`. Torch would create it by a
+    step with zero gradients, but only if no gradient exists: so one gradient is set meanwhile."""
     parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
     bare = wanted and not optimizer.state and bool(parameters) and all(p.grad is None for p in parameters)
     if bare:
