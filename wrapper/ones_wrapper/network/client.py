@@ -73,8 +73,8 @@ class StoreClient:
             end(connection)
 
     def rest(self) -> None:
-        """Close the connection until the next request, if it was unused for `IDLE_S` seconds. Does nothing for the host
-        of a place, or if values are pushed over the connection."""
+        """Close the connection until the next request, if it was unused for `IDLE_S` seconds. Keeps a connection of a
+        place's host, and one over which values are pushed."""
         if self.role == HOST or self._follows or not self._lock.acquire(blocking=False):
             return
         try:
@@ -91,7 +91,7 @@ class StoreClient:
     def ask(self, what: str, *parts: bytes, wait_s: float = 0.0) -> list[bytes]:
         """Send a request; return the fields of the answer. The store may take `wait_s` seconds for it.
 
-        Raises `StoreLostError`, TimeoutError if keys are still missing then, and ValueError for a request that the
+        Raises `StoreLostError`, TimeoutError if keys are missing after `wait_s`, and ValueError for a request that the
         store refuses.
         """
         with self._lock:
@@ -103,8 +103,8 @@ class StoreClient:
         return found
 
     def follow(self, *kinds: str) -> None:
-        """Subscribe to kinds of keys: `news` has their values, now and whenever they change. The kind is the part of a
-        key before its dash. Raises `StoreLostError`."""
+        """Subscribe to kinds of keys: `news` has their values, now and after each change. The kind is the part of a key
+        before its dash. Raises `StoreLostError`."""
         self._follows = True
         found = self.ask("follow", *(kind.encode() for kind in kinds))
         self.news.update(zip(found[::2], found[1::2], strict=True))
@@ -154,7 +154,7 @@ class StoreClient:
         self._frames.feed(data)
 
     def _take(self) -> list[bytes] | None:
-        """Return the next answer among the received bytes, or None. Values that were pushed before it are put into
+        """Return the next answer among the received bytes, or None. Put values that were pushed before it into
         `news`."""
         while (body := self._frames.take()) is not None:
             parts = parts_of(body) or [b""]
@@ -173,7 +173,7 @@ def rest_idle() -> None:
 
 
 def _in_child() -> None:
-    """Close all clients in a forked process. Otherwise the connection would not end when the parent dies."""
+    """Close all clients in a forked process, whose copies would keep the connections open when the parent dies."""
     global _clients_lock
     _clients_lock = threading.Lock()  # another thread may have held it
     for client in list(_clients):

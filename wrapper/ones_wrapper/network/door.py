@@ -1,7 +1,6 @@
 """Authentication of callers at a listening socket.
 
-A caller that has not proved itself holds no thread, and hardly any memory. Its connection is closed when the time for
-its proof is over.
+An unproven caller holds no thread, and hardly any memory. Its connection is closed when the time for its proof is over.
 """
 
 from __future__ import annotations
@@ -143,8 +142,8 @@ class Door:
             self._selector.register(connection, selectors.EVENT_READ)
 
     def _make_room(self) -> None:
-        """Close the oldest connection without a proof, because there are no more file descriptors; without one, sleep a
-        moment."""
+        """Close the oldest connection without a proof, because file descriptors have run out. If all have a proof,
+        sleep a moment."""
         if oldest := next(iter(self._strangers.values()), None):
             self._hang_up(oldest, "there are no file descriptors left")
         else:

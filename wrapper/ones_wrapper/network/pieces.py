@@ -1,4 +1,4 @@
-"""Pieces of a checkpoint in the nodes' memory: a process of each launcher serves its folder, and new ranks fetch.
+"""Files of a checkpoint in the nodes' memory: a process of each launcher serves its folder, and new ranks fetch them.
 
 A connection is for one file, which the proof names. The caller then sends a byte, and gets the file's size and its
 bytes. Needs only the standard library.
@@ -42,11 +42,11 @@ _PLACE = re.compile(rf"({STEP_NAME.pattern})/({PIECE.pattern})", re.ASCII)
 
 
 class PieceError(OSError):
-    """Raised if a file of the checkpoint cannot be had; the message says why."""
+    """Raised if a file of the checkpoint cannot be fetched; the message says why."""
 
 
 def serve(folder: Path, listener: socket.socket, secret: JobSecret) -> None:
-    """Serve the checkpoints' files in a launcher's folder for ever, to processes that prove to be of the job."""
+    """Serve the checkpoints' files in a launcher's folder for ever, to proven processes of the job."""
 
     def refusal(role: str, place: str) -> str:
         return "" if role == _ROLE and _PLACE.fullmatch(place) else "nothing of that name is served here"
@@ -59,7 +59,7 @@ def serve(folder: Path, listener: socket.socket, secret: JobSecret) -> None:
 
 
 def _send(connection: socket.socket, path: Path) -> None:
-    """Send a file of this user; a caller that gets none finds the connection closed."""
+    """Send a file of this user, or only close the connection."""
     with suppress(OSError):
         connection.settimeout(TIMEOUT_S)
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -73,8 +73,8 @@ def _send(connection: socket.socket, path: Path) -> None:
 
 
 def take(held: HeldCheckpoint, secret: JobSecret, part: int, parts: int, present: Sequence[str] = ()) -> str:
-    """Bring part `part` of `parts` of a checkpoint's files into this launcher's folder, and check their sums. Return
-    the damage in words; empty if there is no damage. Folders in `present` are asked before others."""
+    """Copy part `part` of `parts` of a checkpoint's files into this launcher's folder, and check their checksums.
+    Return the damage in words; empty if there is no damage. Folders in `present` are asked before others."""
     own = own_folder()
     if own is None or not ours(own.path):
         return "this node keeps nothing in memory"
@@ -123,7 +123,8 @@ def _link(source: MemoryFolder, place: str, then: Sum, target: Path) -> None:
 
 
 def fetch(source: MemoryFolder, place: str, then: Sum, target: Path, secret: JobSecret) -> None:
-    """Fetch a file from another node's launcher; it is at `target` once its checksum is right. Raises OSError."""
+    """Fetch a file from another node's launcher. The file appears at `target` after its checksum was found right.
+    Raises OSError."""
     if then.size > room(target.parent):
         raise PieceError(f"{place}: there is no room for {then.size} bytes")
     unfinished = target.with_name(f".tmp-{target.name}")

@@ -21,14 +21,14 @@ from ones_wrapper.network.store import GroupStore, native_store
 from ones_wrapper.protocol import HOT
 
 _MEET_S = 60.0
-"""Seconds that the store may take to answer when all ranks connect at once."""
+"""Seconds in which the store must answer, when all ranks connect at once."""
 _kept: list[GroupStore] = []
 _torch_env = _rendezvous_handlers["env"]
 
 
 def install(env: MutableMapping[str, str]) -> None:
-    """Make `env://` connect the ranks of `ones-run` to the job's store, and other processes to torch's. NCCL then
-    accepts only ranks of this job, if its release can and the user has not set its variables."""
+    """Make `env://` connect the ranks of `ones-run` to the job's store, and other processes to torch's own store. NCCL
+    then accepts only ranks of this job, if its release supports that and the user has not set its variables."""
     _rendezvous_handlers["env"] = _find
     if STORE in env and torch.cuda.is_available():
         network = JobNetwork.found(env, Path(env["ONES_JOB_DIR"]) / HOT)

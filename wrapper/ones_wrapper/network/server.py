@@ -1,8 +1,8 @@
 """Key-value store of a job's processes: bytes by key, in separate places.
 
 One thread serves all connections. When the connection of a place's host ends, the place ends, and its other connections
-are closed. A place without a host, where ranks meet, ends with its last member, unless a connection to it was closed
-only because it was idle (`rest`). Imports only the standard library, since `ones-run` serves it.
+are closed. A place without a host, where ranks meet, ends with its last member, unless a member's idle connection was
+closed (`rest`). Imports only the standard library, since `ones-run` serves it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _servers: weakref.WeakSet[StoreServer] = weakref.WeakSet()
 
 
 class _Place:
-    """One place of the store: its keys and values, members, waiting requests and subscriptions."""
+    """One place of the store."""
 
     def __init__(self) -> None:
         self.values: dict[bytes, bytes] = {}
@@ -74,8 +74,8 @@ class StoreServer:
         self._members: set[_Member] = set()
         self._waiting: set[_Member] = set()
         self._broken: list[_Member] = []
-        """Members whose connections failed; they are removed at the end of the turn. All ranks of a node end together,
-        so that sending one member's `will` to others may find more failed connections."""
+        """Members whose connections failed; they are removed at the end of the turn. Sending one member's `will` to
+        others may find more of them, since all ranks of a node end together."""
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._door, selectors.EVENT_READ)
         self._stopped, self._wake = socket.socketpair()
@@ -262,7 +262,7 @@ class StoreServer:
         return [values.get(key, expected)]
 
     def _do_peek(self, member: _Member, *keys: bytes) -> list[bytes]:
-        """Return a byte and the value for each key; an empty field for a missing key."""
+        """Return the value of each key after a byte `+`; an empty field for a missing key."""
         values = member.place.values
         return [b"+" + values[key] if key in values else b"" for key in keys]
 
@@ -273,7 +273,7 @@ class StoreServer:
         return [key for key in member.place.values if key.startswith(begin)]
 
     def _do_follow(self, member: _Member, *kinds: bytes) -> list[bytes]:
-        """Return keys and values of these kinds, and push later values. The kind is the part of a key before its
+        """Return keys and values of these kinds now, and push later values. The kind is the part of a key before its
         dash."""
         place = member.place
         for kind in kinds:
@@ -297,8 +297,7 @@ class StoreServer:
         return [b"%d" % (1000 * (now - heard.setdefault(name, now))) for name in names]
 
     def _do_rest(self, member: _Member) -> list[bytes]:
-        """Keep the place when this member leaves, even without other members. It then ends when another place
-        begins."""
+        """Keep the place when this member leaves, even if no member remains, until another place begins."""
         member.place.rests = True
         return []
 
@@ -311,12 +310,11 @@ class StoreServer:
         return []
 
     def _do_get(self, member: _Member, milliseconds: bytes, *keys: bytes) -> list[bytes] | None:
-        """Return the values of these keys when all of them exist."""
         member.until, member.keys = time.monotonic() + int(milliseconds) / 1000, keys
         return self._await(member)
 
     def _await(self, member: _Member) -> list[bytes] | None:
-        """Return the values that a member requested; None if it must wait for missing keys."""
+        """Return the values that a member requested; None if a key is missing, for which it must wait."""
         place = member.place
         member.missing = {key for key in member.keys if key not in place.values}
         if not member.missing:
@@ -327,7 +325,8 @@ class StoreServer:
         return None
 
     def _there(self, place: _Place, keys: tuple[bytes, ...]) -> None:
-        """Push the values of these keys to members that follow their kind, and answer members that wait for them."""
+        """Push the values of these new keys to members that follow their kind, and answer members that wait for
+        them."""
         for key in keys:
             if followers := list(place.followers.get(_kind(key), ())):
                 message = frame(fields(b"news", key, place.values[key]))

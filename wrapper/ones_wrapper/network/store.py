@@ -14,8 +14,8 @@ from ones_wrapper.network.client import StoreClient
 from ones_wrapper.network.door import listen
 
 _kept: deque[GroupStore] = deque(maxlen=16)
-"""The newest stores, kept alive: torch keeps only the C++ half of a store, which needs the Python half. For a group
-that lives longer, its owner must keep the store."""
+"""The newest stores, kept alive: torch keeps only the C++ half of a store, which needs the Python half. A group that
+lives longer must keep its own."""
 
 
 class GroupStore(Store):
@@ -99,9 +99,9 @@ def _bytes(value: str | bytes) -> bytes:
 
 
 def native_store(store: Store, host: str, rank: int, timeout_s: float) -> Store:
-    """Return a TCPStore of torch for NCCL. NCCL's threads use the store at any time. A Python store would wait for the
-    interpreter's lock, which can keep a group from ending (pytorch#56297). Rank 0 serves the TCPStore at this node's
-    address `host`. The address, and a random prefix for keys, are sent over `store`."""
+    """Return a TCPStore of torch for NCCL. NCCL's threads must not wait for the interpreter's lock, as they would with
+    a Python store (pytorch#56297). Rank 0 serves the TCPStore at this node's address `host`. The address, and a random
+    prefix for keys, are sent over `store`."""
     timeout = timedelta(seconds=timeout_s)
     if rank == 0:
         listener = listen(host)

@@ -40,8 +40,8 @@ TIMEOUT_S = 20.0
 ALIVE_S = 2.0
 """Seconds between two bytes by which a new rank reports that it is alive."""
 SLOWEST = 50e6
-"""Lowest rate to a new rank in bytes/s, over all of its senders; a slower transfer is given up. Half of gigabit
-Ethernet."""
+"""Lowest rate to a new rank in bytes/s, summed over its senders: half of gigabit Ethernet. A slower transfer is given
+up."""
 _ALIVE, _DONE = b".", b"1"
 SENDERS = 4
 """Largest number of ranks that send to one new rank."""
@@ -53,7 +53,7 @@ _VECTOR = 256
 
 
 def patience_s(size: int, timeout_s: float = TIMEOUT_S) -> float:
-    """Return the seconds that the transfer of `size` bytes may take."""
+    """Return the longest time, in seconds, for the transfer of `size` bytes."""
     return timeout_s + size / SLOWEST
 
 
@@ -71,9 +71,9 @@ class Sender:
 
     address: tuple[str, int]
     place: str
-    """Name of the state for which the new rank waits (`state_for`)."""
+    """Name of the state that this sender sends (`state_for`)."""
     number: int
-    """Number of this sender among those of the new rank, from 0."""
+    """Number of this sender among the new rank's senders, from 0."""
     count: int
 
 
@@ -99,7 +99,7 @@ def _layout(tensors: dict[str, torch.Tensor]) -> list[list[Any]]:
 
 
 def _stretches(sizes: Sequence[int], number: int, count: int) -> list[tuple[int, int, int]]:
-    """Return (index of a tensor, first byte, end) of each piece that sender `number` of `count` sends."""
+    """Return (index of a tensor, first byte, end) of each range of bytes that sender `number` of `count` sends."""
     total = sum(sizes)
     begin, end = total * number // count, total * (number + 1) // count
     found, at = [], 0
@@ -149,8 +149,8 @@ def _await_answer(connection: socket.socket, host: str, patience_s: float) -> No
 
 
 def _views(tensors: Sequence[torch.Tensor], stretches: Sequence[tuple[int, int, int]]) -> Iterator[list[memoryview]]:
-    """Yield the bytes of the pieces `stretches` (see `_stretches`) in lists of buffers. A list has at most `_VECTOR`
-    buffers, and at most `CHUNK` bytes in total. Contiguous CPU tensors are not copied."""
+    """Yield the bytes of the ranges from `_stretches` in lists of buffers. A list has at most `_VECTOR` buffers, and at
+    most `CHUNK` bytes in total. Contiguous CPU tensors are not copied."""
     views: list[memoryview] = []
     held = 0
     for index, first, last in stretches:
@@ -175,7 +175,7 @@ def _on_host(piece: torch.Tensor) -> torch.Tensor:
 
 
 def _ahead(copier: ThreadPoolExecutor, chunks: Iterator[T]) -> Iterator[T]:
-    """Yield the chunks, and make the next chunk while the present one is sent."""
+    """Yield the chunks; a thread makes the next chunk while the present one is sent."""
     coming = copier.submit(next, chunks, None)
     while (chunk := coming.result()) is not None:
         coming = copier.submit(next, chunks, None)
@@ -240,8 +240,8 @@ class Receiver:
         given_up: Callable[[], str],
         timeout_s: float = TIMEOUT_S,
     ) -> Received | None:
-        """Wait for senders of the state at this place, and receive into `tensors`. Returns None if `given_up` returns a
-        reason before the first sender has come. Raises `TransferError`."""
+        """Wait for the senders of the state at this place, and receive it into `tensors`. Returns None if `given_up`
+        returns a reason before a sender has come. Raises `TransferError`."""
         received, self._place = Received(tensors), place
         until = float("inf")
         started = 0.0
@@ -266,8 +266,8 @@ class Receiver:
 
 
 class Received:
-    """State that a new rank receives, by one thread for each sender. Call `answer` when the state is loaded, and
-    `close` in any case."""
+    """State that a new rank receives, in one thread for each sender. Call `answer` after loading the state, and `close`
+    in any case."""
 
     def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
         self._tensors = tensors
