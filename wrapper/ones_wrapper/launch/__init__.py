@@ -57,12 +57,12 @@ _PREFIXES = (
     *("PYTHONHASHSEED", "ONES_", "SLURM_RESTART", "SLURM_ARRAY_"),
     *("NCCL_", "GLOO_", "CUDA_", "TORCH_", "PYTORCH_", "UCX_", "FI_"),
 )
-"""Prefixes of more such variables. For example, nodes with different NCCL settings hang. CUDA_VISIBLE_DEVICES is not
-passed."""
+"""Prefixes of more such variables; CUDA_VISIBLE_DEVICES is not passed. Nodes with different NCCL settings, for example,
+hang."""
 _OURS = "ONES_OURS"
-"""Variable with the names of all variables that `ones-run`, and not the user, has set for the ranks."""
+"""Name of the variable that lists the variables set for the ranks by `ones-run`, and not by the user."""
 _BY_JOB = re.compile(rf"{directory_name(0)[:-1]}\d+", re.ASCII)
-"""Names of job directories that the user did not choose."""
+"""Pattern of the names of job directories that `ones-run` chose, and not the user."""
 
 
 @dataclass(frozen=True)
@@ -245,8 +245,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def own_environment(env: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment without the variables of a job whose rank submitted this job. What the user set is
-    kept."""
+    """Return the environment without the variables of another job, one of whose ranks submitted this job. Keeps what
+    the user set."""
     own = {name: value for name, value in env.items() if name not in ("ONES_LAUNCHED", STORE, PLACE)}
     if "ONES_LAUNCHED" in env and env.get("TORCHELASTIC_RUN_ID") != env.get("SLURM_JOB_ID", "0"):
         for name in ("ONES_BLOCKS", "ONES_FORK", "ONES_OWN_CARD", FOLDER, FUSED, _OURS, *own.get(_OURS, "").split()):

@@ -35,7 +35,7 @@ class BatchShell:
 
     @property
     def died(self) -> bool:
-        """True once the shell is gone: Slurm then ends the job."""
+        """True once the shell has ended; then Slurm ends the job."""
         if not self.pid:
             return False
         status = status_of(self.pid, self._proc)
@@ -52,6 +52,6 @@ def status_of(pid: int, proc: Path = Path("/proc")) -> dict[str, str]:
 
 
 def killed_by_warning(job_id: int) -> bool:
-    """Return True if SIGUSR2 ended the job's batch shell, by Slurm's record, rather than a user or an error."""
+    """Return True if Slurm's record says that SIGUSR2 killed the job's batch shell."""
     answer, _ = run_slurm(["scontrol", "show", "job", str(job_id)])
     return f" ExitCode=0:{signal.SIGUSR2.value}" in answer

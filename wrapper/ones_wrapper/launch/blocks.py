@@ -27,7 +27,8 @@ from ones_wrapper.protocol import HOT, MAX_INT
 from ones_wrapper.protocol.slurm_commands import cancel_waiting_command
 
 FIRST_WAIT_S = 60.0
-"""Seconds that a block which no order names waits for a leader. The first block leads after it has imported torch."""
+"""Seconds that a block waits for a leader if no order names the block. A first block leads only after it has imported
+torch."""
 _LOOK_S = 0.5
 
 
@@ -50,7 +51,7 @@ class OtherBlocks:
         """Return why this block has nothing to do; empty if it must train.
 
         A block that no order names trains only if no block leads the job. It first waits up to `wait_s` seconds for a
-        leader. If there is no order at all, the array's first task does not wait, and blocks train one after another.
+        leader. If there is no order at all, the array's first task does not wait.
         """
         until = time.monotonic() + wait_s
         while True:
@@ -72,7 +73,7 @@ class OtherBlocks:
             time.sleep(_LOOK_S)
 
     def keep_guests(self, nodes: int, gpus_per_node: int) -> None:
-        """Start a thread that manages guests of this shape while this block leads, if the comment names a guest
+        """Start a thread that manages guests of this shape while this block leads, if the job's comment names a guest
         queue."""
         self._guests = GuestKeeper(self.block, self._job_dir, self._spool, (nodes, gpus_per_node))
         self._guests.start()
@@ -91,21 +92,19 @@ class OtherBlocks:
         return leader.term if leader else 0
 
     def reports(self) -> RunSummary:
-        """Return the summary of the newest term with reports. A term has none while its ranks wait for other blocks, or
-        load."""
+        """Return the summary of the newest term with reports. A term has no reports before its ranks have met and
+        loaded the state."""
         return summarize_reports(self._job_dir, newest_run(self._job_dir, self.term()))
 
     def alone(self) -> bool:
-        """Return True if this block trained by itself in the newest term, according to its reports. A term without
-        reports has the blocks that were announced for it."""
+        """Return True if no other block trained in the newest term, by its reports or else by its announcement."""
         term = self.term()
         tasks = summarize_reports(self._job_dir, term).tasks or self._announced(term)
         return not {*tasks} - {self.block.task}
 
     def ended(self, code: int, stopped: bool) -> None:
-        """Clean up after this block's ranks have ended for good with this exit code. `stopped` is True if a signal
-        ended them. If the job is over, or its script failed, waiting tasks are cancelled, since Slurm would start them
-        for nothing."""
+        """Clean up after this block's ranks have ended for good. `code` is their exit code; `stopped` is True if a
+        signal ended them. If the job is over, or its script failed, waiting tasks are cancelled."""
         if self._guests is not None:
             self._guests.stop()
         leader = self._hot.newest()
@@ -130,7 +129,7 @@ class OtherBlocks:
         return (leader.task, leader.restart) == (self.block.task, self.block.restart)
 
     def _ordered(self, leader: Leader | None) -> tuple[int, ...] | None:
-        """Return the tasks in the newest order; None if there is no order, or if it names none."""
+        """Return the tasks in the newest order; None if no order names tasks."""
         term = leader.term if leader else MAX_INT
         order = OrderReader(self._job_dir, term, self._spool, self.block.array).poll()
         return order.blocks if order else None

@@ -10,8 +10,8 @@ from pathlib import Path
 
 
 def note(env: Mapping[str, str]) -> str:
-    """Return the hint, with cost and remedy. Empty if torch has bytecode, if this start can store it, and after a job's
-    first start."""
+    """Return the hint, with the seconds lost and a remedy. Empty if torch has bytecode, if this start can store it, and
+    after a job's first start."""
     again = (env.get("SLURM_RESTART_COUNT") or "0") != "0"
     if again or env.get("SLURM_ARRAY_TASK_ID", "") != env.get("SLURM_ARRAY_TASK_MIN", ""):
         return ""

@@ -38,7 +38,7 @@ def command(words: Sequence[str], launcher: Sequence[str]) -> list[str]:
 
 
 def outside(words: Sequence[str]) -> dict[str, str]:
-    """Return the variables for the launcher in the container."""
+    """Return the variables that the launcher in the container needs."""
     return {CONTAINER: shlex.join(words), CWD: str(Path.cwd()), VERSION: own_version()}
 
 

@@ -1,6 +1,6 @@
 """Display of a script's error: the rank that failed first prints it in full; other ranks print one line.
 
-The first is the rank that can create a small file in the job's directory.
+The first rank is the one that succeeds in creating a small file in the job's directory.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """First steps of a job whose sweep may be trained as one (`ones-run --fuse`), before its ranks start.
 
-The first job that Slurm starts asks the companion for waiting jobs of its sweep, and trains them within itself. The
-others start later, find their results in their directories, and end with the exit codes in them.
+The first job that Slurm starts asks the companion for waiting jobs of its sweep, and trains them itself. When a waiting
+job starts later, it finds its result in its directory, and ends with the result's exit code.
 
-Four small files are used. `fusion.json`, in the first job's directory, says that it asks, and which jobs it trains. In
-the directory of each of these jobs, `taken.json` names the first job, `result.json` has the result, and `left` says
-that the job trains by itself. In that case the first job stops training it, and its result does not count. So a job
-that starts early needs neither the companion nor the first job.
+Four small files are used. `fusion.json`, in the first job's directory, is its request, and names the jobs that it
+trains. In the directory of each of these jobs, `taken.json` names the first job, and `result.json` has the result. The
+file `left` says that a job trains by itself: then the first job stops training it, and its result does not count. So a
+job that starts early needs neither the companion nor the first job.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from ones_wrapper.process.placement import number
 from ones_wrapper.protocol import FUSION, Bye, FusedMember, Fusion, directory_name, encode
 
 COLLECTED = "collected"
-"""Key in the result that is set when a job has ended with it."""
+"""Key in the result, set when the job to which it belongs has ended with it."""
 FUSED = "ONES_FUSED"
-"""Variable with the file that names the jobs to train, for a script that trains other jobs."""
+"""Variable with the path of the file that names the jobs to train, for the script of the job that trains them."""
 MOST_BYTES = 1 << 20
 WAIT_S = 60.0
 """Longest wait for the companion's answer, in seconds."""
@@ -52,8 +52,7 @@ def before_ranks(
     """Return the exit code if another job has trained this job; None if this job must train. It is the first step of
     `--fuse`.
 
-    If this job trains others, `env` gets a variable for the script. If anything goes wrong, this job trains only
-    itself.
+    If this job trains others, `env` gets a variable for the script. After any failure this job trains only itself.
     """
     job_id, restart = number(env, "SLURM_JOB_ID") or 0, number(env, "SLURM_RESTART_COUNT") or 0
     env.pop(FUSED, None)
@@ -72,8 +71,8 @@ def before_ranks(
 
 
 def _collect(job_dir: Path, words: list[str], untouched: bool, restart: int) -> int | None:
-    """Return the exit code of a result for this job with exactly these words, and report it. If there is no result,
-    return None, and write the file `left`."""
+    """Return the exit code of a result for this job with exactly these words, and report it. Without such a result,
+    return None and write the file `left`."""
     taken = read_fused(job_dir / TAKEN)
     if not taken:
         return None
@@ -137,8 +136,8 @@ def _answer(job_dir: Path, env: Mapping[str, str], job_id: int, wait_s: float) -
 
 
 def _rows(job_dir: Path, named: Sequence[FusedMember], job_id: int, words: Sequence[str], program: int) -> list[Row]:
-    """Return a row for each job, with its arguments of the batch script in place of ours. `words` are the script's
-    name, `program` words long, and its arguments, which must end with ours."""
+    """Return a row for each job. Its words are the job's own arguments from the batch script in place of ours. `words`
+    are the script's name, `program` words long, and all arguments, which must end with ours."""
     if len(named) < 2 or named[0].job_id != job_id:
         return []
     own = list(named[0].arguments)

@@ -23,12 +23,11 @@ STOP_S = 5.0
 """Longest wait for the end of a Slurm command, in seconds."""
 _TURN_S = 1.0
 _ACTS_S = 300.0
-"""Seconds after its last mark in the spool for which a companion counts as active."""
+"""Seconds for which a companion counts as active after it last marked the spool."""
 
 
 class GuestKeeper:
-    """Thread that manages a job's standing guests. It is a thread, since Slurm's commands may hang while the ranks
-    end."""
+    """Thread that manages a job's standing guests. The thread's Slurm commands may hang while the ranks end."""
 
     def __init__(self, block: Block, job_dir: Path, spool: Path | None, shape: tuple[int, int]) -> None:
         """`shape` is the block's number of nodes, and of GPUs on each."""
@@ -67,7 +66,7 @@ class GuestKeeper:
         return leader is not None and (leader.task, leader.restart) == (self._block.task, self._block.restart)
 
     def _companion_acts(self) -> bool:
-        """Return True if a companion decides for the job; its settings then apply."""
+        """Return True if a companion decides for the job."""
         order = self._orders.poll()
         if order is not None and is_companions(order.number):
             return True

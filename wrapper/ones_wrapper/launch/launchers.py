@@ -32,7 +32,7 @@ class Layout:
     allocation: NodeAllocation
     command: Sequence[str]
     direct: bool = False
-    """True if the launcher starts one process for each rank, False if one node launcher for each node."""
+    """True if the launcher starts each rank; False if it starts one node launcher on each node."""
     mpi: str = "none"
     exported: Sequence[str] = ()
     """Variables that must reach every node."""
@@ -103,8 +103,7 @@ def _program(find: Find, *names: str) -> str:
 
 
 def _fresh_counts(layout: Layout) -> dict[str, str]:
-    """Return Slurm's variables as they would be if the job had been submitted with this layout. All launchers but srun
-    read them."""
+    """Return Slurm's variables as if the job had been submitted with this layout. All launchers but srun read them."""
     has = layout.allocation
     if not has.slurm:
         return {}

@@ -1,4 +1,4 @@
-"""Code that a rank runs as its main module: a script's, or a module's, as `python -m` runs it."""
+"""Code that a rank runs as its main module: of a script, or of a module as with `python -m`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from types import CodeType, ModuleType
 from typing import Any
 
 MODULE = "-m"
-"""Name in place of the script's path if a module is run; the module's name is then the first argument."""
+"""Word in place of the script's path if a module is run. The first argument is then the module's name."""
 
 
 def first_on_path(script: str) -> str:

@@ -1,7 +1,7 @@
 """The node launcher: imports torch, forks the node's ranks, and watches them.
 
-If each rank imported torch, that would take seconds of CPU time, and a resize restarts every rank; a fork takes
-milliseconds (`benchmarks/restart_import.py`). This process must not initialise CUDA, which does not survive a fork.
+An import of torch takes seconds of CPU time; a fork takes milliseconds (`benchmarks/restart_import.py`). A resize
+starts all ranks again. The launcher must not initialise CUDA, which does not survive a fork.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ GRACE_S = 5.0
 """Seconds that the node's other ranks have for their last reports after one has failed."""
 
 RESCUE_S = 30.0
-"""Value of `GRACE_S` in a block. It is longer, since a rank that lost other ranks may be writing a rescue checkpoint,
-for which the next term waits (`membership.rescue`)."""
+"""Value of `GRACE_S` in a block. It is longer, since a rank may be writing the rescue checkpoint for which the next
+term waits (`membership.rescue`)."""
 
 _END = (*STOP, signal.SIGINT)
 _PASSED_ON = _END + CHECKPOINT + LOOK
@@ -131,8 +131,8 @@ class Ranks:
         return None
 
     def wait(self) -> int:
-        """Wait for all ranks; return the exit code of the failure that caused the others (`explaining_code`). After a
-        failure the other ranks have `grace_s` seconds."""
+        """Wait for all ranks; return the exit code of the first cause (`explaining_code`). After a failure the other
+        ranks have `grace_s` seconds."""
         self._still.look()
         while self._living:
             if stood_s := self._still.look():
@@ -171,7 +171,7 @@ class Ranks:
             self._end_hung(hung)
 
     def _end_hung(self, hung: list[int]) -> None:
-        """Make the ranks print their stacks, and end all of them, since the other ranks wait for the hung ones."""
+        """Make the hung ranks print their stacks, and end all ranks."""
         local = ", ".join(map(str, hung))
         log(
             f"local rank {local} reached no step boundary for {self._hang_s:g} s (ONES_HANG_S); ending the ranks",
@@ -185,7 +185,7 @@ class Ranks:
 
 
 class Forks:
-    """Further starts of a block's ranks, after they lost other blocks or a term has ended."""
+    """Repeated starts of a block's ranks, after they lost other blocks or a term has ended."""
 
     def __init__(self, job_dir: Path) -> None:
         self.count = 0
@@ -195,8 +195,8 @@ class Forks:
         self._code = 0
 
     def wait(self, code: int) -> bool:
-        """Wait until the next start is due, after a start that ended with this code. Return False after too many starts
-        in a row without a newer checkpoint."""
+        """Wait until the ranks may start again. `code` is the exit code of their last start. Return False after too
+        many starts in a row without a newer checkpoint."""
         self._code = code
         path = newest_checkpoint(self._job_dir)
         name = path.name if path else ""

@@ -63,12 +63,11 @@ def _is_launcher(pid: int) -> bool:
 
 
 def _catches(pid: int, number: int) -> bool:
-    """Return True if the process has a handler for this signal; without one it would die of the signal."""
+    """Return True if the process has a handler for this signal."""
     return bool(int(status_of(pid).get("SigCgt", "0"), 16) >> (number - 1) & 1)
 
 
 def _signal(pid: int, number: int) -> None:
-    """Signal a descendant, unless it has ended: the runtime may have reaped it."""
     with suppress(ProcessLookupError):
         os.kill(pid, number)
 

@@ -25,12 +25,12 @@ from ones_wrapper.protocol import CHECKPOINTS
 NAME = "ones-pieces"
 """Name of the process that serves, as `ps -o comm` shows it."""
 STAY_S = 30.0
-"""Longest time, in seconds, that a launcher keeps files for others after its block has left. The time to send the files
-is added."""
+"""Longest time, in seconds, that a launcher keeps files for others after its block has left, besides the time to send
+them."""
 STAY_BYTES_PER_S = 200e6
 _POLL_S = 0.1
 _SECRET_S = 60.0
-"""Seconds that a network file system may show the secret late."""
+"""Seconds that a launcher waits for the secret, which a network file system may show late."""
 
 
 class LentMemory:
@@ -65,8 +65,8 @@ class LentMemory:
         self._memory.folder, self.text = folder, folder.text
 
     def end(self, left: bool, stopped: Callable[[], bool]) -> None:
-        """Remove the folder. If the block `left` others that train on, wait first until they have its files: a while at
-        most, and not once the job has ended, or at a signal to stop."""
+        """Remove the folder. If the block `left` others that train on, first wait until they have its files. The wait
+        ends after a while, at a signal to stop, or when the job has ended."""
         until = time.monotonic() + STAY_S + (self._size() / STAY_BYTES_PER_S if left else 0.0)
         while left and self._needed() and time.monotonic() < until and not stopped():
             time.sleep(_POLL_S)

@@ -1,7 +1,7 @@
-"""A rank's process: imports, reading of the checkpoint in advance, the user's script, and the exit code.
+"""A rank's process: imports, prefetch of the checkpoint, the user's script, and the exit code.
 
-The node launcher forks ranks that call `main`. `python -m ones_wrapper.launch.rank` is a rank that an MPI process
-manager started.
+The node launcher forks ranks that call `main`. An MPI process manager starts them by `python -m
+ones_wrapper.launch.rank`.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def run_script(script: str, arguments: Sequence[str]) -> int:
 
 
 def _exit_code(asked: object) -> tuple[int, str]:
-    """Return the exit code and the message that Python makes of the argument of `sys.exit`."""
+    """Return the exit code and the message that Python derives from the argument of `sys.exit`."""
     if asked is None:
         return 0, ""
     if isinstance(asked, int):
@@ -113,7 +113,7 @@ def seed_start(seed: int) -> None:
 
 
 PREFETCH_SHARE = 0.25
-"""Largest checkpoint that is read in advance, as a share of free memory. A larger one would drop its own pages from the
+"""Largest size of a prefetched checkpoint, as a share of free memory. A larger one would drop its own pages from the
 cache."""
 
 _BLOCK = 8 << 20
@@ -131,8 +131,8 @@ def end_with_parent(parent: int) -> None:
 def prefetch_checkpoint(job_dir: Path) -> int | None:
     """Read the newest checkpoint into the page cache while torch is being imported, so that loading finds it there.
 
-    Returns the id of the process that reads, or None if there is nothing to read. It is a process and not a thread,
-    since imports hold the interpreter's lock, and since a later fork must find no threads.
+    Returns the id of the process that reads, or None if there is nothing to read. It is no thread, since imports hold
+    the interpreter's lock, and since the process may fork later.
     """
     checkpoint = newest_checkpoint(job_dir)
     if checkpoint is None:

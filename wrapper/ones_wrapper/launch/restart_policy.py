@@ -2,7 +2,7 @@
 
 Exit code 0 ends the job. A code that is not named here is the script's own, and ends the job as well: the script would
 fail again. 128+n means that signal n killed a rank. The number of restarts and requeues without a newer complete
-checkpoint is limited. A block also starts again because of other blocks, but counts only its own failures.
+checkpoint is limited. A block that starts again because of other blocks counts no failure.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ def fork_delay_s(row: int) -> float | None:
 
 _RESTARTED = {*CRASHED, HUNG, OUT_OF_MEMORY, PEER_LOST, DEVICE_FAILED}
 GOOD_S = 600.0
-"""Seconds of training with other blocks after which a newer checkpoint counts as progress of this block."""
+"""Seconds of training with other blocks after which a newer checkpoint counts as this block's own progress."""
 _LONGEST_DELAY_S = 30.0
 _MOST_HALVINGS = 30
-"""Largest number of restarts with halved passes. No batch needs as many; but a script may end with the same code
-itself."""
+"""Largest number of restarts with halved passes. It limits restarts of a script that itself ends with
+`OUT_OF_MEMORY`."""
 
 
 def script_failed(code: int) -> bool:
@@ -59,7 +59,7 @@ class RestartLimits:
     """Bounds on restarts and requeues."""
 
     retries: int = 3
-    """Largest number of starts of the ranks in a row, after a crash, without a newer checkpoint."""
+    """Largest number of consecutive starts of the ranks, after a crash, without a newer checkpoint."""
     requeues: int = 20
     """Largest number of requeues of the job by `ones-run`; requeues by the companion or by Slurm do not count."""
 
@@ -76,7 +76,7 @@ class Tries:
     restarts: int = 0
     """Number of all starts of the ranks after a crash."""
     failures: int = 0
-    """Number of starts after a crash, in a row, without a newer checkpoint."""
+    """Number of consecutive starts after a crash without a newer checkpoint."""
     failed_at: str = ""
     """Newest checkpoint at the last start after a crash."""
     halvings: int = 0
@@ -99,7 +99,7 @@ class StartOutcome:
     ours: bool = False
     """True if this run wrote or loaded the newest checkpoint."""
     steady: bool = True
-    """True if a newer checkpoint counts as progress of these ranks, and not of other blocks."""
+    """True if a newer checkpoint counts as progress of this block (`GOOD_S`)."""
     no_requeue: str = ""
     """Reason why the job cannot be requeued from here; empty if it can."""
 

@@ -24,7 +24,7 @@ from ones_wrapper.protocol.optin import parse_comment
 CALL, RESULT, SCRIPT = "call.pickle", "result.pickle", "job.sbatch"
 LOOK_S = 2.0
 LATE_S = 30.0
-"""Seconds after the job's end in which the result must appear here: a shared file system may show it late."""
+"""Seconds that the result may appear here after the job's end, since a shared file system may show it late."""
 LINES = """#!/bin/bash
 #SBATCH --comment={comment}
 #SBATCH --requeue --open-mode=append --signal=B:USR2@120
@@ -57,7 +57,6 @@ class SubmittedFunction:
         return cloudpickle.loads((self.folder / RESULT).read_bytes())
 
     def _queued(self) -> bool:
-        """Return True if the job has not ended, or if Slurm does not answer."""
         found, why = run_slurm(["squeue", "-h", f"--jobs={self.job_id}"])
         return bool(found.strip()) or (bool(why) and "Invalid job id" not in why)
 

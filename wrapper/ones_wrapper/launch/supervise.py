@@ -33,18 +33,18 @@ newest checkpoint. The templates request the warning 120 s before the limit."""
 BEFORE_END_S = 20.0
 """Seconds before the job's end, as Slurm has set it, at which the ranks must have ended."""
 COMPANION_S = 30.0
-"""Seconds that a drained job waits for the companion's requeue before it requeues itself."""
+"""Seconds that a drained job waits for the companion to requeue it, before it requeues itself."""
 
 TRIES = "tries.json"
-"""File with the numbers of restarts and requeues; each is counted before it is tried."""
+"""File with the numbers of restarts and requeues. Each is counted in it before it is tried."""
 MOST_BYTES = 4096
 
 _SHELLS = {"sh", "bash", "dash", "ksh", "zsh"}
 
 
 def _receiver(pid: int) -> tuple[int, str]:
-    """Return (id, program's name) of the process at or below `pid` that must get a signal. `ibrun` and some `mpirun`
-    are shell scripts, which would die of the signal and leave the ranks behind."""
+    """Return (id, program's name) of the process, `pid` or its descendant, that must get a signal. `ibrun` and some
+    `mpirun` are shell scripts, which would die of the signal and leave the ranks behind."""
     while True:
         try:
             name = Path(f"/proc/{pid}/exe").readlink().name
@@ -90,8 +90,8 @@ class Supervisor:
             signal.signal(number, self._handle)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        """Forward a signal to the ranks, such as one of `--signal=B:…` or `kill`. SIGTERM, SIGINT and SIGUSR2 are
-        replaced by the launcher's stop signal."""
+        """Forward a signal, such as one of `--signal=B:…` or `kill`, to the ranks. SIGTERM, SIGINT and SIGUSR2 become
+        the launcher's stop signal."""
         self._stopped = self._stopped or number in (signal.SIGTERM, signal.SIGINT)
         if number == signal.SIGUSR2 and not self._warned_at:
             self._warned_at = time.time()
@@ -106,7 +106,7 @@ class Supervisor:
                 os.kill(receiver, number)
 
     def run(self, plan: Callable[..., Started]) -> int:
-        """Start the ranks until nothing is left to do; return the script's exit code, or 128+n after signal n.
+        """Start the ranks until they need no further start; return the script's exit code, or 128+n after signal n.
         `plan(attempt=N)` returns the launch after N earlier starts."""
         attempt = 0
         if self._shell is not None and self._shell.pid:
@@ -163,8 +163,7 @@ class Supervisor:
         return STOP_CODE if self._stopped and code in CRASHED else code
 
     def _overdue(self) -> bool:
-        """Return True if the ranks have not ended in time after the warning, and the job can be requeued
-        nevertheless."""
+        """Return True if the ranks have not ended in time after the warning, and a requeue is possible."""
         if not self._warned_at or self._stopped:
             return False
         if time.time() - self._warned_at < _time_left_s(self._env, self._warned_at):
@@ -203,7 +202,7 @@ class Supervisor:
         return ""
 
     def _requeue(self, step: Decision) -> bool:
-        """Requeue this job; if Slurm refuses, do not count it."""
+        """Requeue this job; do not count a requeue that Slurm refuses."""
         if self._reports().drained:
             log(f"the companion drained this job; waiting {COMPANION_S:g} s for its requeue", "ones-run")
             until = time.monotonic() + COMPANION_S
@@ -231,8 +230,7 @@ def _tries_name(task: int | None) -> str:
 
 
 def read_tries(job_dir: Path, job_id: int, task: int | None = None) -> Tries:
-    """Return the numbers of restarts and requeues of this job. Those of another job in the same directory do not
-    count."""
+    """Return the numbers of restarts and requeues of this job; those of another job in the directory do not count."""
     try:
         tries = build(Tries, types_of(Tries), read_json(job_dir / _tries_name(task), MOST_BYTES))
     except (OSError, ValueError):
@@ -242,8 +240,7 @@ def read_tries(job_dir: Path, job_id: int, task: int | None = None) -> Tries:
 
 
 def write_tries(job_dir: Path, tries: Tries, task: int | None = None) -> bool:
-    """Write the numbers; return False if they could not be written. Then nothing is tried, since it would not be
-    counted."""
+    """Write the numbers; return False if that failed. A restart or requeue that cannot be counted is not tried."""
     path = job_dir / _tries_name(task)
     try:
         replace_small(path, (json.dumps(asdict(tries), indent=1) + "\n").encode())
