@@ -2,8 +2,8 @@
 
 A rank sends the agent one end of a socket pair, and uses the other end like a connection to the store. The agent
 forwards requests, heartbeats, and the values that the board pushes. When a rank ends, the agent sets the rank's key
-(`will`). When the node is lost, the store sets the keys of all its ranks. The agent has no thread, since its launcher
-forks: the launcher calls `turn`. Imports only the standard library.
+(`will`). When the node is lost, the store sets the keys of all its ranks. The launcher forks, so that the agent has no
+thread: the launcher calls `turn`. Imports only the standard library.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ones_wrapper.process.hang_detector import Standstill
 from ones_wrapper.process.placement import LaunchError
 
 SIGN_S = 1.0
-"""Seconds between two heartbeats of a rank. The agent sends those of all its ranks as often."""
+"""Seconds between two heartbeats, of a rank and of the agent."""
 _ADDRESS_BYTES = 4096
 _wire: socket.socket | None = None
 
@@ -66,7 +66,7 @@ class _Followed:
         self.ranks: list[_Rank] = []
         self.signed_at = 0.0
         self.leader_ms = b"0"
-        """Milliseconds from the leader's last heartbeat to the agent's last one."""
+        """Milliseconds by which the leader's last heartbeat is older than the agent's."""
 
     def sign(self) -> None:
         """Send the heartbeats of all ranks, with the milliseconds since each. Raises `StoreLostError`."""
@@ -76,7 +76,8 @@ class _Followed:
             (self.leader_ms,) = self.client.ask("sign", *(part for sign in signs for part in sign))
 
     def will(self) -> None:
-        """Give the store the keys and values of all ranks, to set if this connection ends. Raises `StoreLostError`."""
+        """Give the store the keys and values of all ranks, which it sets if this connection ends. Raises
+        `StoreLostError`."""
         self.client.ask("will", *(part for rank in self.ranks for part in rank.will))
 
 
@@ -123,8 +124,8 @@ class NodeAgent:
                 self._guarded(board, board.sign)
 
     def _let_in(self) -> None:
-        """Accept the connection that a rank has sent. Connect to the rank's board, unless the agent is connected to it
-        already."""
+        """Accept the connection that a rank has sent. Connect to the rank's board if there is no connection to it
+        yet."""
         try:
             message, handles, _, _ = socket.recv_fds(self._wire, _ADDRESS_BYTES, 1)
         except BlockingIOError:
@@ -215,7 +216,7 @@ class NodeAgent:
         return board.client.ask(what.decode(), *parts)
 
     def _send(self, board: _Followed, rank: _Rank, message: bytes = b"") -> None:
-        """Send a message to a rank, after bytes not sent yet. What its socket does not accept is kept in memory."""
+        """Send a message to a rank, after bytes not sent yet. Keep in memory what its socket does not accept."""
         rank.unsent += message
         try:
             del rank.unsent[: rank.connection.send(rank.unsent)]

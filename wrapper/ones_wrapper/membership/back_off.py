@@ -1,4 +1,4 @@
-"""Back-off: blocks whose plan failed, or whose membership was soon lost, are not planned together for a while.
+"""Back-off: a set of blocks is not planned again for a while, if its plan failed or its membership was soon lost.
 
 Losses are stored in a file of the job's folder, since all blocks start again after a loss.
 """
@@ -16,8 +16,8 @@ from ones_wrapper.membership.plan import Member
 AGAIN_S, MOST_AGAIN_S = 30.0, 600.0
 """Shortest and longest wait after a failure in seconds. Each further failure doubles the wait."""
 SOON_S = 60.0
-"""Longest duration in seconds of a membership whose loss counts as a failure. The first loss causes no wait, since any
-node may fail."""
+"""Seconds after which the loss of a membership no longer counts as its failure. The first loss causes no wait, since
+any node may fail."""
 LOST = "lost.json"
 _MOST_BYTES = 1 << 16
 _MOST_COUNT = 100
@@ -38,10 +38,10 @@ class BackOff:
         """`folder` is the job's folder `hot/`, `array` the job's id."""
         self._path, self._array = folder / LOST, array
         self._losses = self._read()
-        """Losses of memberships with new blocks, by the members' names: (number of losses, Unix time at which the last
-        such membership began)."""
+        """Losses by the members' names: (number of losses, Unix time at which the last such membership began). Only
+        memberships with new blocks count."""
         self._failures: dict[str, tuple[int, float]] = {}
-        """Failures of plans, by the members' names: (failures in this term, monotonic time until which the plan must
+        """Failed plans by the members' names: (failures in this term, monotonic time until which the plan must
         wait)."""
         for name, (count, at) in self._losses.items():
             left_s = _wait_s(count - 1) - (time.time() - at)
@@ -60,7 +60,7 @@ class BackOff:
         return time.monotonic() < self._failures.get(_name(members), (0, 0.0))[1]
 
     def begun(self, members: Iterable[Member], grown: bool) -> None:
-        """Record that these members train from now on; `grown` if some of them are new."""
+        """Record that these members train from now on; `grown` is True if some of them are new."""
         self._failures.clear()
         self._began = (name := _name(members)), time.monotonic()
         if grown:

@@ -47,17 +47,17 @@ from ones_wrapper.process.log import log
 
 Tensors: TypeAlias = dict[str, torch.Tensor]
 Collected: TypeAlias = Callable[[], tuple[Tensors, dict[str, Any]]]
-"""Function that returns the state: its tensors, and the rest."""
+"""Function that returns the state as (tensors, everything else)."""
 TakeOver: TypeAlias = Callable[[dict[str, Any], Tensors], None]
-"""Function that loads the rest of a state. The state's tensors are given too; they have already been received."""
+"""Function that loads everything but the tensors of a state. It is also given the tensors, which have been received
+already."""
 
 VERDICT_S = 30.0
 """Seconds that a new rank waits for the leader's decision on a change, in addition to the time to send the state."""
 LOOK_S = 0.5
-"""Seconds after which the first rank of a joining block reports to the block's other ranks, even if there is no
-plan."""
+"""Longest time, in seconds, after which the first rank of a joining block reports to the block's other ranks."""
 LOST_S = DEAD_S + 2.0
-"""Seconds in which the board must confirm that ranks of this block are lost, if no other block trains."""
+"""Seconds in which the board must confirm that this block has lost ranks, if no other block trains."""
 GIVE_UP_S = 2.0
 """Longest time, in seconds, that a rank takes to announce the loss of other ranks."""
 THROUGH_S = 10.0
@@ -76,7 +76,7 @@ class Change:
     transfer_s: float
     began: float
     rest: dict[str, Any]
-    """State besides the tensors, as received by a new rank; empty on ranks that were members."""
+    """State besides the tensors, on a new rank; empty on ranks that were members."""
 
 
 class Blocks:
@@ -120,8 +120,7 @@ class Blocks:
 
     @property
     def hot(self) -> bool:
-        """True if blocks that join get the state from memory. If False, each change begins a term, from a
-        checkpoint."""
+        """True if blocks that join get the state from memory. If False, each change begins a term from a checkpoint."""
         return self.machine.carrier is Carrier.MEMORY
 
     @property
@@ -131,14 +130,13 @@ class Blocks:
 
     @property
     def has_others(self) -> bool:
-        """True if other blocks train with this one, or if this one is about to join them. An error that reports a lost
-        peer is then not due to the script: even a rank of this block may have ended because it lost the leader."""
+        """True if other blocks train with this one, or if this one is about to join them. An error about a lost peer is
+        then not due to the script."""
         return not self.alone or self.machine.settled is BlockState.ADMITTED
 
     def lost_ranks(self) -> bool:
-        """Return True if an error that reports a lost peer is due to lost ranks. If there are no other blocks, the
-        script may have caused it: wait up to `LOST_S` seconds for the board to report a loss, or another rank's own
-        error (`post_failure`)."""
+        """Return True if an error about a lost peer is due to lost ranks. In a single block the script may be the
+        cause: wait up to `LOST_S` seconds until the board reports a lost rank or a script's error (`post_failure`)."""
         if self.has_others:
             return True
         until = time.monotonic() + LOST_S
@@ -152,13 +150,13 @@ class Blocks:
         return False
 
     def post_failure(self) -> None:
-        """Post on the board that the script failed on this rank, for the block's other ranks."""
+        """Post on the board, for the block's other ranks, that the script failed on this rank."""
         if self._group.world > 1 and not self.has_others:
             with suppress(StoreLostError):
                 self._board.put(f"failed-{self._me.uid}", "1")
 
     def trains(self, max_local: int) -> None:
-        """Record that torch.distributed is set up, and each rank's largest local batch (`max_local` samples).
+        """Record that torch.distributed is set up. `max_local` is this rank's largest local batch in samples.
         Collective."""
         self._backend = dist.get_backend_config()
         each, members = iter(self._group.gather(max_local)), []
@@ -200,8 +198,8 @@ class Blocks:
             in_time(say, GIVE_UP_S)
 
     def announce_left(self) -> None:
-        """Announce a term with the remaining members, unless one is announced already. The leader knows which members
-        are lost. If the leader's board is gone, any other block announces all members but the leader."""
+        """Announce a term with the remaining members, unless one is announced already. The leader announces the members
+        that are not lost. If the leader's board is gone, another block announces all members but the leader."""
         present, term, newest = self.present, self.leader.term, self.folder.newest()
         if present is None or newest is None or newest.term != term or find_coming(self.folder, newest) is not None:
             return
@@ -227,8 +225,8 @@ class Blocks:
     # -- what the boundary asks -------------------------------------------------------------------------------------
 
     def proposal(self) -> tuple[int, int]:
-        """Return (generation of the newest plan, generation to change to now); 0 for none, and on all ranks but rank
-        0."""
+        """Return (generation of the newest plan, generation to change to now), with 0 for none. Ranks other than rank 0
+        return 0 for both."""
         if self._coordinator is None:
             return 0, 0
         return self._coordinator.proposal(self._may)
@@ -238,7 +236,8 @@ class Blocks:
         return (self.hot and all_stay) or self.may_leave()
 
     def noted(self) -> list[str]:
-        """Return new notes about nodes that new blocks found unfit; only the leader's rank 0 has any."""
+        """Return notes, since the last call, about nodes that new blocks found unfit; empty except on the leader's rank
+        0."""
         notes = self._coordinator.notes if self._coordinator is not None else ()
         return [notes.popleft() for _ in range(len(notes))] if notes else []
 
@@ -248,13 +247,13 @@ class Blocks:
             self._coordinator.look()
 
     def trains_as(self, tasks: tuple[int, ...] | None) -> bool:
-        """Return True if `tasks` are the present members, or only this block before it has joined. None counts as
-        True."""
+        """Return True if `tasks` are those of the present members, or of this block before it has joined. None counts
+        as True."""
         train = self.present.tasks if self.present is not None else (self._me.task,)
         return tasks is None or set(tasks) == set(train)
 
     def stops(self) -> bool:
-        """Return True if a signal to this block stops the whole job, since no other block continues."""
+        """Return True if a signal to this block stops the whole job, because no other block continues."""
         if self._coordinator is not None and self._coordinator.alive:
             return self._coordinator.stop_all
         return self.alone
@@ -281,7 +280,8 @@ class Blocks:
         return self._board.read("shapes") or ""
 
     def ordered(self) -> tuple[int, int]:
-        """Return (global batch in samples, number of blocks) of the newest order; 0 for what it does not set."""
+        """Return (global batch in samples, number of blocks) of the newest order; each is 0 if the order does not set
+        it."""
         order = self._orders(self.leader.term).poll()
         return (order.batch or 0, len(order.blocks or ())) if order is not None else (0, 0)
 
@@ -302,7 +302,8 @@ class Blocks:
 
     @property
     def memory(self) -> tuple[MemoryFolder, int] | None:
-        """Folder in memory into which this rank writes, and the room for the whole checkpoint; see `folder_for`."""
+        """Folder in memory into which this rank writes, and the largest size of the whole checkpoint in bytes; see
+        `folder_for`."""
         assert self.present is not None
         coming, present = ([one.memory for one in plan.members] for plan in (self.coming, self.present))
         return folder_for(coming, present)
@@ -374,8 +375,8 @@ class Blocks:
         return True
 
     def leave(self) -> None:
-        """Stop the threads after a change without this block. A leader first waits until the others have left its
-        board."""
+        """Stop the threads after a change to a plan without this block. A leader first waits until all ranks of the
+        plan have left its board."""
         self.link.stop()
         if self._coordinator is None:
             return
@@ -389,7 +390,7 @@ class Blocks:
     def join(self, tensors: Tensors, take_over: TakeOver) -> Change:
         """Announce that this block is ready, wait for a plan, and change to it. Collective over the block.
 
-        The state is received into `tensors`, with which this rank trains; `take_over` loads the rest. Raises
+        The state is received into `tensors`, with which this rank trains; `take_over` loads everything else. Raises
         `NotWantedError`, `TransferError`, and `PeersLostError` if the leader is lost.
         """
         receiver = Receiver(self._board.network.secret, self._address)
@@ -417,8 +418,8 @@ class Blocks:
             receiver.close()
 
     def _newer_plan(self, seen: int) -> tuple[int, str, str]:
-        """Return (newest plan, why this block is not wanted, why the board is lost) after at most `LOOK_S` seconds.
-        Called on the block's first rank."""
+        """Return (generation of the newest plan, why this block is not wanted, why the board is lost) within `LOOK_S`
+        seconds. Called on the block's first rank."""
         until = time.monotonic() + LOOK_S
         while time.monotonic() < until:
             if self._leaving():
@@ -480,7 +481,7 @@ class Blocks:
         self, place: str, receiver: Receiver, tensors: Tensors, take_over: TakeOver, given_up: Callable[[], str]
     ) -> tuple[dict[str, Any], int, float] | None:
         """Receive the state on the block's first rank, and copy it to the block's other ranks. Collective over the
-        block. Return (rest of the state, bytes, seconds); None if no state comes. Raises `TransferError`."""
+        block. Return (state besides the tensors, bytes, seconds); None if no state comes. Raises `TransferError`."""
         group, held = self._group, list[Received]()
 
         def first() -> tuple[list[str], int, int, float] | str:
@@ -578,7 +579,7 @@ class Blocks:
         connections.drop(former.formed if former is not None else None)
 
     def _become(self, former: Former) -> None:
-        """Change to the groups of `former`. Not collective: it does not wait for other ranks."""
+        """Change to the groups of `former`, without waiting for other ranks."""
         formed, group = former.formed, self._group
         assert formed is not None
         plan = formed.plan
@@ -620,7 +621,7 @@ class Blocks:
         self.link.follow(self._board, coordinator)
 
     def _take_in(self) -> None:
-        """Let the coordinator change the membership from now on, and post the carrier on the board."""
+        """Let the coordinator publish plans from now on, and post the carrier on the board."""
         assert self._coordinator is not None
         assert self.present is not None
         self._coordinator.changes_by(self.present, self.hot)

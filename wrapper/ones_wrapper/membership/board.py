@@ -60,9 +60,9 @@ class Board(StoreClient):
         return found[1:].decode(errors="replace") if found else None
 
     def will(self, *pair: str) -> None:
-        """Give the store a key and text (`pair`) to set when this connection ends. Raises `StoreLostError`. Without
-        `pair` the end is planned: then the store sets nothing, and a leader's missing heartbeats do not count as a
-        loss."""
+        """Give the store a key and text (`pair`), which it sets if this connection ends. Call it without `pair` before
+        a planned end: the store then sets nothing, and a leader's missing heartbeats are no loss. Raises
+        `StoreLostError`."""
         self.ask("will", *(part.encode() for part in pair))
 
     def heard(self, key: str) -> str | None:
@@ -72,12 +72,12 @@ class Board(StoreClient):
         return None if value is None else value.decode(errors="replace")
 
     def heard_of(self, kind: str) -> list[str]:
-        """Return NAME for all pushed keys `kind-NAME`. Sends no request."""
+        """Return NAME of each pushed key `kind-NAME`. Sends no request."""
         begin, now = f"{kind}-".encode(), list(self.news)  # a copy: a waiting thread may add keys
         return [key[len(begin) :].decode(errors="replace") for key in now if key.startswith(begin)]
 
     def names(self, kind: str) -> set[str]:
-        """Return NAME for all keys `kind-NAME` on the board. Raises `StoreLostError`."""
+        """Return NAME of each key `kind-NAME` on the board. Raises `StoreLostError`."""
         begin = f"{kind}-".encode()
         return {key[len(begin) :].decode(errors="replace") for key in self.ask("keys", begin)}
 
@@ -99,8 +99,8 @@ class Board(StoreClient):
         return int(self.ask("sign", name.encode(), b"0")[0]) / 1000
 
     def silent_s(self, names: Sequence[str]) -> list[float]:
-        """Return the seconds since each rank's last heartbeat, or since the first such request about the rank. Raises
-        `StoreLostError`."""
+        """Return the seconds since each rank's last heartbeat, or since the first request about a rank without
+        heartbeats. Raises `StoreLostError`."""
         return [int(age) / 1000 for age in self.ask("ages", *(name.encode() for name in names))]
 
     def count(self, key: str, more: int = 0) -> int:
@@ -108,7 +108,8 @@ class Board(StoreClient):
         return int(self.ask("add", key.encode(), b"%d" % more)[0])
 
     def forget(self, past: Callable[[str], bool]) -> None:
-        """Remove the texts and the stores of groups for whose names `past` returns True. Raises `StoreLostError`."""
+        """Remove the texts, and the keys of groups' stores, for whose names `past` returns True. Raises
+        `StoreLostError`."""
         keys = self.ask("keys", b"")
         if old := [key for key in keys if past(key.decode(errors="replace").split("/")[0])]:
             self.ask("delete", *old)

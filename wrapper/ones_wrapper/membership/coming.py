@@ -27,8 +27,8 @@ LEAST_S, MOST_S = 10.0, 60.0
 """Least and most seconds that announced blocks wait for each other while their ranks are forked again. Later blocks
 join the running term."""
 LEAST_LOST_S = 1.0
-"""Value of `LEAST_S` after a loss. It is shorter, since an announced block may be lost as well, and the others wait for
-it."""
+"""Value of `LEAST_S` after a loss. It is shorter, since an announced block may be lost as well, so that others would
+wait for it."""
 LOST = "lost"
 """Cause (`Plan.why`) of a plan with the members that remain after a loss."""
 GATHER = "gather"
@@ -44,7 +44,7 @@ class Coming:
     began: float
     """Unix time at which training paused."""
     at: float
-    """Unix time of the announcement. On the board the time waited for a rescue checkpoint is added."""
+    """Unix time of the announcement. On the board it is later by the time waited for a rescue checkpoint."""
 
     def named(self, block: Block) -> bool:
         """Return True if this start of a block is a member of the announced term."""
@@ -57,8 +57,8 @@ class Coming:
         return self.named(block) and (self.plan.why == LOST or first.task == block.task)
 
     def patience_s(self) -> float:
-        """Return the seconds to wait for the other blocks: twice the time since the announcement, at most `MOST_S`. The
-        least is `LEAST_LOST_S` after a loss, else `LEAST_S`."""
+        """Return the seconds to wait for the other blocks: twice the time since the announcement, within `LEAST_S`
+        (after a loss `LEAST_LOST_S`) and `MOST_S`."""
         least_s = LEAST_LOST_S if self.plan.why == LOST else LEAST_S
         return min(MOST_S, max(least_s, 2.0 * (time.time() - self.at)))
 
@@ -94,8 +94,7 @@ def read_coming(board: Board) -> Coming | None:
 
 
 def gather(board: Board, coming: Coming, term: int, mine: Member) -> Plan:
-    """Act as the announced leader: return the membership of the blocks that reported in time. Raises
-    `StoreLostError`."""
+    """Lead the announced term: return the membership of the blocks that reported in time. Raises `StoreLostError`."""
     until = time.monotonic() + coming.patience_s()
     here = {mine.task: mine}
     awaited = {member.task: member for member in coming.plan.members if member.task != mine.task}
@@ -109,8 +108,8 @@ def gather(board: Board, coming: Coming, term: int, mine: Member) -> Plan:
 
 
 def answer(board: Board, mine: Member) -> Plan | None:
-    """Act as another announced block: report to the leader, and return the membership; None if this block is not in it.
-    Raises `StoreLostError`."""
+    """Report to the leader of the announced term, and return the membership; None if this block is not in it. Raises
+    `StoreLostError`."""
     board.put(f"here-{mine.task}", encode(mine))
     if (text := board.wait(_BEGINS, 2 * MOST_S)) is None:
         return None

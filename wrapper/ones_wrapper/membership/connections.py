@@ -42,11 +42,12 @@ from ones_wrapper.process.hang_detector import collective
 T = TypeVar("T")
 
 FORM_S = 20.0
-"""Seconds in which few ranks must form a group, or complete an all-reduce over it. For many ranks see `form_s`."""
+"""Seconds in which few ranks must form a group, or complete an all-reduce over it; `form_s` has the seconds for many
+ranks."""
 LOOK_S = 0.5
 """Seconds between two checks for ended ranks in a wait for other ranks."""
 MOST_STUCK = 3
-"""Number of communicators that are overdue, each with a thread and GPU memory, from which no further one is made."""
+"""Number of overdue communicators at which no further one is made. Each has a thread and GPU memory."""
 TRIED = (1, 1 << 18, 1 << 23)
 """Numbers of elements in the all-reduces that test NCCL's groups. NCCL chooses an algorithm by size, and connects ranks
 at the first use of an algorithm."""
@@ -57,14 +58,14 @@ _BACKENDS = {"gloo": ("ones_gloo", ["cpu", "cuda"]), "nccl": ("ones_nccl", ["cud
 _PAIR = "cpu:ones_gloo,cuda:nccl"
 """Backend configuration for groups formed later, if the script uses both gloo and NCCL."""
 _kept: deque[Any] = deque(maxlen=8)
-"""Abandoned groups, at most four for each change, kept for two more changes. The destructor of a group just left can
-hang, because a thread of it waits for the interpreter's lock (torch 2.13; pytorch#56297)."""
+"""Abandoned groups, at most four for each change, kept during two more changes. The destructor of a group just left can
+hang, because its thread waits for the interpreter's lock (torch 2.13; pytorch#56297)."""
 _formed: dict[str, Any] = {}
 _stores: deque[Store] = deque(maxlen=2)
 """Stores of the present default group and of the previous one."""
 _lock = threading.Lock()
 _stuck: list[Future[Any]] = []
-"""Overdue communicators, which no caller will use."""
+"""Overdue communicators, which will not be used."""
 
 
 def form_s(world: int) -> float:
@@ -162,7 +163,7 @@ def connect(make: Callable[[], Any], within_s: float) -> Any:
 
 def try_groups(formed: Formed, device: torch.device, within_s: float, given_up: Callable[[], object] = bool) -> str:
     """Test a plan's groups by all-reduces before training uses them. Return why they cannot be used; empty if they can,
-    or if `given_up` returns True because no rank will use them.
+    or if `given_up` returns True because the plan was dropped.
 
     Collective over the plan's ranks, whose devices must be idle. A broken link is found here, while training can still
     continue with the old ranks. All ranks that reach each other return the same.
@@ -202,13 +203,13 @@ def _try_sum(group: Any, elements: int, world: int, device: torch.device) -> Non
 
 
 class Former(threading.Thread):
-    """Thread that forms the groups for a plan."""
+    """Thread that forms a plan's groups on one rank."""
 
     def __init__(
         self, plan: Plan, rank: int, board: Board, backend: str, device: torch.device, address: str, listening: int = 0
     ) -> None:
         """`board` is this thread's own connection to the present term's board, and `address` is this node's. `backend`
-        is an argument of `backends_of`. `listening` is the port on which a new rank waits for its state."""
+        is a configuration as in `backends_of`. `listening` is the port on which a new rank waits for its state."""
         super().__init__(name="ones-form", daemon=True)
         self.plan, self.rank, self._board = plan, rank, board
         self._backends, self._device, self._address = backends_of(backend), device, address
@@ -299,8 +300,8 @@ def enter(formed: Formed) -> None:
 
 
 def _add_nccl(group: Any) -> None:
-    """Add NCCL for CUDA to the default group, which uses gloo. torch keeps only one backend for all names that it does
-    not know, so that `init_process_group` cannot name both."""
+    """Add NCCL for CUDA to the default group, which uses gloo. `init_process_group` cannot name both, since torch keeps
+    one backend for all names that it does not know."""
     world: Any = dist.group.WORLD
     world._register_backend(torch.device("cuda"), dist.ProcessGroup.BackendType.NCCL, group)
     state: Any = dist.distributed_c10d._world
@@ -357,7 +358,7 @@ def begin(group: TorchGroup, board: Board, plan: Plan, rank: int, within_s: floa
 
 
 def keep(left: Any) -> None:
-    """Keep a reference to an abandoned group or board for two more changes; do nothing for None."""
+    """Keep a reference to an abandoned group or board during two more changes; do nothing for None."""
     if left is not None:
         _kept.append(left)
 

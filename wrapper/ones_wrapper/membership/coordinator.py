@@ -26,9 +26,9 @@ SILENCE_S = 0.5
 DEAD_S = 5.0
 """Seconds without a heartbeat after which a rank counts as lost."""
 NAMED_S = 0.2
-"""Seconds after the end of a rank's connection in which the store reports the rank as lost."""
+"""Longest time, in seconds, until the store reports a rank as lost after its connection ended."""
 UNWANTED_S = 3.0
-"""Seconds that a new block waits for an order with its task, since a file system may show a new order late."""
+"""Seconds after which a new block is refused if no order names its task. A file system may show a new order late."""
 DEADLINE_S = 5.0
 """Seconds, in addition to `form_s`, after which a plan is dropped if its groups are not formed, or if no step has
 ended."""
@@ -47,15 +47,14 @@ class Coordinator:
         back_off: BackOff,
     ) -> None:
         """`superseded` returns True if another block leads by now; `fits` returns True if the job can train with N
-        ranks. `back_off` has the failures of earlier terms. No plan is published before the method `changes_by` is
-        called. Raises `StoreLostError`."""
+        ranks. No plan is published before `changes_by` is called. Raises `StoreLostError`."""
         board.follow("join", "ready", "leaving", "gone", "formed", "unfit")
         self._board, self._orders = board, orders
         self._superseded, self._fits = superseded, fits
         self._hot: bool | None = None
         self._back_off = back_off
         self._refused = 0
-        """Number of ranks, last logged, that the job cannot use; 0 for none."""
+        """Number of ranks that was last logged as unusable; 0 for none."""
         self._lock = threading.Lock()
         self._present = present
         self._plan: Plan | None = None
@@ -63,7 +62,7 @@ class Coordinator:
         self._formed = self._offered = False
         self._last = present.generation
         self._before: Plan | None = None
-        """Previous membership, until the keys of older memberships' groups are removed from the board."""
+        """Previous membership; None after the keys of its groups were removed from the board."""
         self._registered: dict[str, Member] = {}
         self._since: dict[str, float] = {}
         """Monotonic time at which each new block registered, by uid."""
@@ -71,8 +70,8 @@ class Coordinator:
         """Monotonic time at which each new block was ready, by uid, earliest first."""
         self._ordered: tuple[int, float] = (-1, 0.0)
         self._left: set[int] = set()
-        """Tasks of members that were requested to end since the newest order. Plans do not wait for these tasks until
-        they start again."""
+        """Tasks of members that were requested to end since the newest order. Plans do not wait for them until they
+        start again."""
         self._looked_at = 0.0
         self._still = Standstill()
         self._turning, self._stopped = threading.Lock(), False
@@ -84,7 +83,7 @@ class Coordinator:
         """Reason why this membership is lost; '' while it is not."""
 
     def stop(self) -> None:
-        """Let further turns do nothing, and wait until the present turn has ended."""
+        """Wait until the present turn has ended; further turns do nothing."""
         with self._turning:
             self._stopped = True
 
@@ -94,8 +93,8 @@ class Coordinator:
         self._present, self._hot = present, hot
 
     def left(self) -> tuple[Member, ...]:
-        """Return the members without lost ranks: a lost rank is silent, or has ended unplanned. Any thread may call
-        this. Raises `StoreLostError`."""
+        """Return the members that lost no rank. A lost rank is silent, or its connection ended unplanned. Any thread
+        may call this. Raises `StoreLostError`."""
         members, until = self._present.members, time.monotonic() + NAMED_S
         left: tuple[Member, ...] | None = None
         while True:
@@ -116,8 +115,8 @@ class Coordinator:
         self._orders.skip_wait()
 
     def proposal(self, may: Callable[[Plan], bool]) -> tuple[int, int]:
-        """Return (generation of the newest plan, generation to change to now); 0 for none. `may` returns True if the
-        ranks may change to a plan now. The second number is repeated until `committed` or `dropped`."""
+        """Return (generation of the newest plan, generation to change to now), with 0 for none. `may` returns True if
+        the ranks may change to a plan now. Once set, the second number is returned until `committed` or `dropped`."""
         with self._lock:
             plan = self._plan
             if plan is None:
@@ -189,7 +188,7 @@ class Coordinator:
             self._check(plan)
 
     def _settle(self) -> None:
-        """Remove keys of older memberships' groups from the board after a change."""
+        """Remove keys of earlier memberships' groups from the board."""
         with self._lock:
             present, before, self._before = self._present, self._before, None
         if before is not None:
@@ -223,12 +222,12 @@ class Coordinator:
         self._since = {uid: at for uid, at in self._since.items() if uid in self._registered}
 
     def _ages(self, members: Sequence[Member]) -> Iterable[tuple[Member, float]]:
-        """Return (block, seconds since the last heartbeat) for each rank."""
+        """Return (its block, seconds since its last heartbeat) for each rank."""
         ranks = {f"{member.uid}-{local}": member for member in members for local in range(member.ranks)}
         return zip(ranks.values(), self._board.silent_s([*ranks]), strict=True)
 
     def _lose(self, whys: dict[str, str]) -> None:
-        """Set `lost` if a present member is among `whys` (reasons by uid), and refuse new blocks among these."""
+        """Set `lost` if a present member is among `whys` (reasons by uid); refuse new blocks that are among them."""
         for member in self._present.members:
             if member.uid in whys:
                 self.lost = whys[member.uid].format(member.name)
@@ -241,7 +240,7 @@ class Coordinator:
                 self._drop(why, failed=False)
 
     def _told(self, kind: str) -> set[str]:
-        """Return the uids of blocks with a rank that has posted a key of this kind."""
+        """Return the uids of blocks with at least one rank that has posted a key of this kind."""
         return {name.rpartition("-")[0] for name in self._board.heard_of(kind)}
 
     def _publish(self) -> None:
@@ -286,7 +285,6 @@ class Coordinator:
             self._plan, self._formed = plan, not self._hot
 
     def _usable(self, world: int) -> bool:
-        """Return True if the job can train with this number of ranks; log it once if not."""
         fits = self._fits(world)
         if not fits and world != self._refused:
             log(f"no membership of {world} ranks is made: the strategy cannot use them")
@@ -303,7 +301,7 @@ class Coordinator:
                 self._ready.pop(uid, None)
 
     def _check(self, plan: Plan) -> None:
-        """Note if all ranks have formed the plan's groups; drop the plan if a rank cannot, or is late."""
+        """Record if all ranks have formed the plan's groups; drop the plan if a rank failed, or is late."""
         if not self._formed:
             told = [self._board.heard(f"formed-{plan.generation}-{rank}") for rank in range(plan.world)]
             failed = [text for text in told if text is not None and text.startswith("failed")]

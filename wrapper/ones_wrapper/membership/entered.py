@@ -55,7 +55,7 @@ class Entered:
         self.blocks: Blocks | None = None
         """The job's blocks, once these ranks have found them; None in a plain job."""
         self.early = False
-        """True if the ranks met before the script, until torch.distributed is set up."""
+        """True from a meeting of the ranks before the script until torch.distributed is set up."""
         self.begun = False
 
     @property
@@ -65,8 +65,8 @@ class Entered:
 
     @contextmanager
     def losing(self) -> Iterator[None]:
-        """Context for the time before `init` makes the run: ends the process if the job is over, or if the ranks must
-        start again."""
+        """Context for the time before `init` makes the run. Ends the process if the job is over, or if other blocks are
+        lost."""
         block = self._block
         assert block is not None
         try:
@@ -96,7 +96,7 @@ class Entered:
 
     def keep_ranks(self) -> None:
         """Make each change of ranks begin a term, for a framework that stores rank and world size. Ends this block if
-        the other blocks send their state from memory."""
+        members send their state from memory instead."""
         if self.blocks is None:
             return
         self.blocks.machine.carrier = Carrier.CHECKPOINT
@@ -129,7 +129,7 @@ def enter_before_script() -> Entered | None:
     """Let a block's ranks meet before the script, if the last run reported that changes begin terms; otherwise return
     None.
 
-    Afterwards the launcher's variables, from which the script reads its ranks, describe all blocks together. CUDA and
+    Afterwards the launcher's variables, from which the script reads its rank, count the ranks of all blocks. CUDA and
     torch.distributed are not set up here.
     """
     env = os.environ
@@ -172,8 +172,8 @@ def enter_before_script() -> Entered | None:
 def enter_block(group: TorchGroup, block: Block) -> Entered:
     """Find the members that train, or become the leader. Collective over `group`, which has the block's ranks.
 
-    Afterwards `group` has the ranks with which this block begins. Ends the process if the job is over, or if the ranks
-    must start again.
+    Afterwards `group` has the ranks with which this block begins. Ends the process if the job is over, or if ranks must
+    start again.
     """
     env = os.environ
     directory = find_job_directory(env, Path.cwd())
@@ -218,8 +218,8 @@ def enter_block(group: TorchGroup, block: Block) -> Entered:
 
 def _tell_script(group: TorchGroup, block: Block, leader: Leader, nodes_before: int) -> None:
     """Set the launcher's variables to the present ranks. init_process_group uses the leader's board in place of the
-    store of torchrun's agents. TORCHELASTIC_RESTART_COUNT is set to the term, which is equal on all ranks: some
-    releases of torch put this variable into the store's keys."""
+    store of torchrun's agents. TORCHELASTIC_RESTART_COUNT, which some releases of torch put into the store's keys, is
+    set to the term: it must be equal on all ranks."""
     env = os.environ
     local, each, node = (int(env[name]) for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"))
     env.update(Placement(group.rank, group.world, local, each, nodes_before + node, group.nodes).env())

@@ -26,9 +26,9 @@ from ones_wrapper.process.block import Block
 from ones_wrapper.process.log import log
 
 MODE = "mode"
-"""Key on the board with the carrier by which the present members admit blocks."""
+"""Key on the board. Its text is the carrier by which the present members admit blocks."""
 _TURN_S = 0.5
-"""Seconds after which a block's first rank reports to the block's other ranks, even if nothing has changed."""
+"""Longest time, in seconds, after which a block's first rank reports to the block's other ranks."""
 _LOOK_S = 0.02
 
 
@@ -51,7 +51,7 @@ class FoundBlocks:
     """Name or address by which other nodes reach this node."""
     state: BlockState
     present: Plan | None = None
-    """Membership with which an announced term begins; None for any other start."""
+    """Membership with which an announced term begins; None if the term was not announced."""
     stood_still_at: float = 0.0
     """Unix time at which training paused for this term; 0 if the term was not announced."""
 
@@ -140,14 +140,14 @@ def wait_for_term(group: TorchGroup, found: FoundBlocks, link: Link, leaving: Ca
 
 
 def say_ready(board: Board, me: Member) -> None:
-    """Post that block `me` can join, because its ranks send heartbeats. Called on its first rank. Raises
+    """Post that block `me` can join. Called on its first rank, when all its ranks send heartbeats. Raises
     `StoreLostError`."""
     board.put(f"join-{me.uid}", encode(me))
     board.put(f"ready-{me.uid}", "1")
 
 
 def _look(found: FoundBlocks, link: Link, leaving: Callable[[], bool], registered: bool) -> str:
-    """Return a word for what `wait_for_term` does next; '' for nothing. Called on the block's first rank."""
+    """Return a word for the next step of `wait_for_term`; '' for none. Called on the block's first rank."""
     uid, until = found.me.uid, time.monotonic() + _TURN_S
     while time.monotonic() < until:
         if leaving():

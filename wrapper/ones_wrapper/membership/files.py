@@ -52,7 +52,7 @@ class Leader:
     """Leading block of a term, and the address of the term's board, its key-value store."""
 
     term: int
-    """Number of the term, from 0. The job's reports have it in place of Slurm's restart count."""
+    """Number of the term, from 0. In the job's reports it replaces Slurm's restart count."""
     host: str
     port: int
     """Port of the store server with the term's board."""
@@ -100,8 +100,8 @@ class HotFolder:
         """Return the term to claim after the loss of `after`, the newest known leader. Terms with invalid files are
         skipped.
 
-        A term that another block has claimed meanwhile is returned all the same: the claim then fails. A claim of a
-        later term would replace a leader that is alive.
+        A term that another block has claimed meanwhile is returned, too: its claim then fails. A claim of a later term
+        would replace that living leader.
         """
         taken = set(self._terms())
         term = after.term + 1 if after else 0
@@ -219,8 +219,8 @@ class HotFolder:
         return leader
 
     def _prune(self, newest: int) -> None:
-        """Remove leader files of terms that no block can claim any more, and temporary files of processes that were
-        killed."""
+        """Remove leader files of terms that no block can claim any more, and temporary files that killed processes
+        left."""
         for term in self._terms():
             if term <= newest - KEPT:
                 with suppress(OSError):

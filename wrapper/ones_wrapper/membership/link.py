@@ -24,7 +24,7 @@ LOOK_S = 0.1
 """Longest time, in seconds, that the thread waits for pushed texts. After each wait it checks whether its block is
 asked to end, and runs the coordinator."""
 LEADER_S = 20.0
-"""Seconds without a heartbeat after which the leader counts as lost. This is longer than for other ranks, since all
+"""Seconds without a heartbeat after which the leader counts as lost. It is longer than for other ranks, since all
 blocks start again after this loss, and since the leader's script may hold the interpreter's lock."""
 MAIN_S = 1.0
 """Seconds in which the script's thread must notice the loss of other ranks. After that this thread ends the process."""
@@ -53,8 +53,8 @@ class Link(threading.Thread):
         self._next, self._uid = 0, ""
         self._board = board
         self._formers: dict[int, Former] = {}
-        """`Former` of each plan by generation, until `take` returns it. A later plan does not remove it, since this
-        rank may request a plan's groups after the leader has published the next one."""
+        """`Former` of each plan by generation, until `take` returns it. It is kept after a later plan was published,
+        since this rank may still need the earlier plan's groups."""
         self.follow(board)
 
     def follow(self, board: Board, coordinator: Coordinator | None = None) -> None:
@@ -82,14 +82,14 @@ class Link(threading.Thread):
     # -- plans --------------------------------------------------------------------------------------------------------
 
     def form(self, present: int, uid: str, make: Make) -> None:
-        """Form, from now on, the groups of each plan after generation `present` that has the block `uid`. `make`
-        returns a `Former`, given a plan, the rank of the block's first process, and a board."""
+        """Form the groups of each plan after generation `present` that has the block `uid`, from now on. `make` returns
+        a `Former` for a plan, the rank of the block's first process, and a board."""
         with self._lock:
             self._next, self._uid, self._make = max(self._next, present + 1), uid, make
 
     def take(self, generation: int) -> Former | None:
-        """Return the `Former` of a plan; None if this thread has not begun to form its groups, so that the caller
-        must."""
+        """Return the `Former` of a plan; None if this thread has not begun to form its groups. Then the caller must
+        form them."""
         with self._lock:
             self._next = max(self._next, generation + 1)
             for past in [one for one in self._formers if one < generation]:
@@ -112,7 +112,7 @@ class Link(threading.Thread):
     # -- the thread ---------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Take turns until the thread is stopped. If the membership is lost, end the process."""
+        """Run until the thread is stopped. If the membership is lost, end the process."""
         while not self._stop_asked.is_set():
             board = self._board
             try:
@@ -130,7 +130,6 @@ class Link(threading.Thread):
                 return
 
     def _turn(self, board: Board) -> str:
-        """Take one turn; return why the membership is lost, or ''."""
         board.listen(LOOK_S)
         if self._leaving() != self._told or time.monotonic() - self._signed_at > SIGN_S:
             if self._sign(board) > LEADER_S:

@@ -28,7 +28,7 @@ class BlockState(Enum):
     MEMBER = "member"
     """The block trains, and another block has rank 0."""
     CHANGING = "changing"
-    """The block prepares for a plan; meanwhile it trains, or waits to join."""
+    """The block prepares for a plan, while it trains or waits to join."""
     PARTING = "parting"
     """The block's ranks end: other blocks train without them, or the next term begins."""
     OVER = "over"
@@ -89,7 +89,7 @@ class BlockMachine:
 
     def __init__(self, state: BlockState, carrier: Carrier) -> None:
         self.state = self.settled = state
-        """Present state. `settled` is the last of the states ADMITTED, LEADING and MEMBER."""
+        """Present state. `settled` is the last state that was ADMITTED, LEADING or MEMBER."""
         self.carrier = carrier
         self.plan: Plan | None = None
         """Plan to which the block changes; None if it does not."""

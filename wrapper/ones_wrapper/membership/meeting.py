@@ -43,8 +43,8 @@ def is_peer_lost(error: BaseException) -> bool:
 
 
 def find_or_found(folder: HotFolder, block: Block, network: JobNetwork) -> tuple[Leader | None, Board | None]:
-    """Return (leader, connection to its board). If another block leads, the connection is None; if the job is over,
-    both are.
+    """Return (leader, connection to the board that this block hosts as the leader). If another block leads, the
+    connection is None; if the job is over, both are None.
 
     A block that may lead an announced term claims it; other blocks wait for that claim. Before a claim, it waits until
     the rescue checkpoint of the previous term is written.

@@ -31,12 +31,12 @@ from ones_wrapper.process.log import log
 from ones_wrapper.protocol.fields import build, types_of
 
 CHECK_S = 10.0
-"""Longest time of the whole check, in seconds."""
+"""Longest time of a check, in seconds."""
 SLOWER = 4.0
 """Ratio of a node's time to the other nodes' median above which the node is unfit, if its time is also above
 `NOISE_S`."""
 NOISE_S = {"cpu": 0.5, "cuda": 0.02}
-"""Time in seconds, by type of device, that other work on the host may explain."""
+"""Longest time in seconds, by type of device, that other work on the host may explain."""
 LEAST_FREE = 0.8
 """Smallest free memory of a node's GPUs, relative to the median of the other nodes."""
 REPEATS = 5
@@ -50,7 +50,7 @@ _MOST_BYTES, _MOST_NODES = 4096, 1024
 
 @dataclass(frozen=True)
 class NodeFigures:
-    """Measurements of one node. Times are those of the slowest rank in its block, the best of `REPEATS` repetitions."""
+    """Measurements of one node. A time is the slowest rank's in the block, and the best of `REPEATS` repetitions."""
 
     name: str
     device: str
@@ -190,7 +190,7 @@ def _multiplier(device: torch.device) -> Callable[[], None]:
 
 
 def _sum(group: TorchGroup) -> None:
-    """All-reduce a tensor over the ranks, by the backend for training if torch.distributed is set up."""
+    """All-reduce a tensor over the ranks, by torch.distributed if it is set up."""
     device = group.device if dist.is_initialized() else torch.device("cpu")
     ones = torch.ones(_SUMMED[device.type], device=device)
     if device.type == "cuda":

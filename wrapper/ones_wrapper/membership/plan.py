@@ -30,8 +30,8 @@ class Member:
     max_local: int = 0
     """Largest local batch, in samples, that the block's devices hold."""
     memory: str = ""
-    """Folder in the memory of the block's node with the least room (`node_memory.MemoryFolder`); empty if one of its
-    nodes has no folder."""
+    """Folder in memory (`node_memory.MemoryFolder`) of the block's node with the least room; empty if a node has no
+    folder."""
 
     def __post_init__(self) -> None:
         if self.ranks < 1 or any(
@@ -59,7 +59,7 @@ class Plan:
     """Global batch in samples after the change; 0 keeps the present batch."""
     why: str = "order"
     ready_s: float = 0.0
-    """Seconds from the order until the last new block was ready."""
+    """Seconds from the order until the last of the new blocks was ready."""
     moves: bool = False
     """True if the leader is another block after the change."""
 
@@ -158,8 +158,8 @@ def next_plan(
     """Return the members that train next; None if nothing changes.
 
     `present` are the present members, in rank order. `wanted` are the tasks in the newest order, preferred leaders
-    first; None if no order names tasks. `ready` are new blocks that can join; the first of them has waited `waited_s`
-    seconds. `leaving` are the uids of members that are requested to end.
+    first; None if no order names tasks. `ready` are new blocks that can join; one has waited `waited_s` seconds, the
+    longest. `leaving` are the uids of members that are requested to end.
 
     Members that stay keep their order, so that few ranks change. If the leader goes, the first task of `wanted` among
     the members that stay leads. A block that is not wanted leaves once all wanted blocks are ready, so that its

@@ -21,12 +21,11 @@ from ones_wrapper.process.exit_codes import PEER_LOST
 from ones_wrapper.process.log import log
 
 WAIT_S = 20.0
-"""Seconds that a new leader waits for a rescue checkpoint of the previous term. One that comes later is not used."""
+"""Seconds that a new leader waits for the previous term's rescue checkpoint. A later one is not used."""
 
 
 class Ending:
-    """End of a rank that lost other ranks, by the thread that notices it first: the script's thread or `Link`'s. A
-    deadline is set before any wait, also that for the lock."""
+    """End of a rank that lost other ranks, in the thread that notices it first: the script's thread or `Link`'s."""
 
     def __init__(
         self,
@@ -42,8 +41,7 @@ class Ending:
         self._running: EndTimer | None = None
         self._starting = threading.Lock()
         self._one = threading.Lock()
-        """Lock that is held while the checkpoint is written, so that the other thread does not end the process
-        meanwhile."""
+        """Lock held while one thread writes the checkpoint, so that the other does not end the process meanwhile."""
         self._over = False
 
     def _start(self) -> EndTimer:
@@ -61,8 +59,8 @@ class Ending:
             self._rescue(deadline)
 
     def by_watch(self, say: Callable[[], None], end: Callable[[], None]) -> None:
-        """End the process by `end` from the thread of `Link`, while the script's thread waits for lost ranks. Returns
-        only if the script's thread is already ending the process."""
+        """End the process by `end` from the thread of `Link`, because the script's thread waits for lost ranks. Returns
+        only if the script's thread already ends the process."""
         deadline = self._start()
         with self._one:
             if self._over:
@@ -107,7 +105,7 @@ def done(folder: Path, term: int) -> None:
 
 def wait(folder: Path, term: int) -> float:
     """Wait up to `WAIT_S` seconds while a process writes the term's rescue checkpoint; return the seconds waited.
-    Removes older terms' marks."""
+    Removes marks of older terms."""
     waited_s, began = 0.0, time.monotonic()
     while _path(folder, term).exists() and waited_s < WAIT_S:
         time.sleep(0.02)

@@ -42,8 +42,7 @@ def wait_for_others(group: TorchGroup, blocks: Blocks) -> None:
 
 def wait(group: TorchGroup, blocks: Blocks, requests: OwnerRequests) -> int:
     """Return the exit code with which this rank must end; 0 if no block came. Collective. Raises the errors of
-    `wait_for_others`. A block that is requested to end does so at once, because no block trains; other blocks start
-    again."""
+    `wait_for_others`. A block that is requested to end does so at once, because no block trains now."""
     until = time.monotonic() + WAIT_S
     while True:
         first = group.rank == 0
