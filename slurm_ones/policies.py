@@ -34,13 +34,13 @@ def _is_policy(cls: Any) -> bool:
 
 
 POLICIES: dict[str, Any] = {policy.name: policy for policy in (Ones, *policies_in(rivals))}
-"""Built-in policy classes by name. A class with an `options_type`, a dataclass, gets one as its only argument."""
+"""Built-in policy classes by name. A class with an `options_type`, a dataclass, takes an instance of it."""
 
 
 def find_policy(name: str) -> Any:
     """Return the class of a policy: one built in, one of another distribution, or `package.module:Class`.
 
-    Raises ValueError, with one sentence, if the name is unknown or its module cannot be imported.
+    Raises ValueError if the name is unknown or its module cannot be imported.
     """
     if name in POLICIES:
         return POLICIES[name]

@@ -8,8 +8,8 @@ generation it is refreshed, crossed uniformly, mutated, filled and cut to the be
 option in brackets switches each off:
 
 1. Progress counts, not samples: goodput is throughput × statistical efficiency (`goodput`).
-2. The score of a candidate is the worth of each job's progress to all jobs, waiting ones included (worth.py). ONES
-   counts the remaining GPU-seconds of running jobs (`completion_prices`).
+2. The score of a candidate is the waiting time that it saves all jobs (worth.py). ONES counts the remaining GPU-seconds
+   of running jobs (`completion_prices`).
 3. The completed fraction ρ of a job is the mean of its distribution, not one draw from it (`expect`).
 4. Speeds depend on the number of nodes, and sizes of uncertain speed count as slower (`placement`, `caution`). A job
    grows to at most `leap` times the most GPUs that it has had.

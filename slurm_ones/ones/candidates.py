@@ -93,7 +93,7 @@ def _growth(choices: Choices, rows: Ints, columns: Ints) -> tuple[Ints, Floats]:
 
 
 def best_of(candidates: Ints, score: Floats, count: int) -> tuple[Ints, Floats]:
-    """Return the `count` candidates (K, G) of highest score, best first, and their scores. Equal candidates count
+    """Return the `count` candidates (K, J) of highest score, best first, and their scores. Equal candidates count
     once."""
     kept: dict[bytes, int] = {}
     for k in np.argsort(-score, kind="stable"):
@@ -124,8 +124,8 @@ def mutate(choices: Choices, parents: Ints, chance: float, rng: np.random.Genera
 
 
 def repair(choices: Choices, candidates: Ints, least: Ints, rng: np.random.Generator) -> Ints:
-    """Return the candidates (K, J), changed so that they fit the GPUs: jobs in random order get their column in `least`
-    (J,), a solution that fits."""
+    """Return the candidates (K, J), changed so that they fit the GPUs. Jobs in random order take their column in
+    `least` (J,), a solution that fits, until the GPUs suffice."""
     excess = choices.sizes[candidates] - choices.sizes[least]
     over = choices.sizes[candidates].sum(axis=1) - choices.gpus
     if not (over > 0).any():
@@ -218,7 +218,7 @@ class NodeRoom:
         return missing, np.maximum(joining - left, 0).astype(np.float64)
 
     def fitted(self, choices: Choices, candidates: Ints) -> Ints:
-        """Return the candidates (K, J), changed so that they find room, or so that fewer GPUs find none.
+        """Return the candidates (K, J), changed so that they find room on the nodes, or so that fewer GPUs lack room.
 
         In each round, the job without room that loses least worth per GPU takes a step back towards its present size.
         Afterwards jobs grow into the GPUs that are left.

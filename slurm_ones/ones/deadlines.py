@@ -10,8 +10,8 @@ size loses at least `UNMET` times the weight of all jobs, so the search serves p
 assigned as to any other job. PAC-ML (arXiv 2301.13799; known to us from summaries only) learns the smallest size that
 meets a deadline, for one job at a time.
 
-A refused deadline is considered again until it has passed, since other jobs may end. No promise is given while a job
-with a promise has too few GPUs to keep it, and may not be changed now.
+A refused deadline is considered again until it has passed, since other jobs may end. While a job has too few GPUs to
+keep its promise, and may not be resized, no further promise is given.
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ from slurm_ones.policy.timeline import Filled, FreeTimeline, SpeedCurve, admitte
 UNMET = 4.0
 """Penalty for a job with a promise that gets fewer GPUs than it needs, as a multiple of the weight of all jobs."""
 FORCED = 0.01
-"""Fraction of a size's worth that still counts if the change to it does not repay its pause, for a job that must
-change."""
+"""Fraction of a size's worth that counts, for a job that must change, if the change does not repay its pause."""
 CONSIDERED = 8
 """Largest number of jobs considered for a promise in one decision. Jobs that were never refused come first."""
 SPARE = 0.03
@@ -40,7 +39,7 @@ SPARE = 0.03
 ROUND_S = 60.0
 """Further reserve, in seconds, for a late decision. One pause of the job is added to it."""
 NEXT_S = 300.0
-"""Seconds from now in which work that a promise needs is not postponed."""
+"""Seconds from now that are an interval of their own, so that work due in them is not postponed."""
 LONGEST = 1e12
 
 

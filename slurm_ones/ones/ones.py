@@ -54,7 +54,7 @@ STANDS_S = 60.0
 SPEED, TO_COME = 0.02, 0.05
 """Largest relative change of a job's speed, and of its remaining work, with which a decision is still reused."""
 PASSING = "steps"
-"""Argument of a reason that only counts passing steps; reasons that differ only in it are the same."""
+"""Argument of a reason, a number of training steps. Reasons that differ only in it count as equal."""
 
 
 @dataclass(frozen=True)

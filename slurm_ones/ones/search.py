@@ -84,9 +84,9 @@ class OnesOptions:
     """Seconds within which a change must gain more than its pause costs. The time since a job last came or went counts
     if it is longer."""
     horizon_share: float = 0.5
-    """The same limit as a share of the job's predicted remaining time; the shortest of the limits counts."""
+    """Limit like `horizon_s`, as a share of the job's predicted remaining time. The shortest limit counts."""
     tenure: float = 1.0
-    """The same limit as a multiple of the job's mean time at one size, besides `horizon_s` and `horizon_share`."""
+    """Limit like `horizon_s`, as a multiple of the job's mean time at one size. The shortest limit counts."""
     borrowed: bool = True
     """True to take preemptions of guests into account; False to count guests as the job's own GPUs."""
     fair_bound: float = 1.5

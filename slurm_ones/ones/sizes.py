@@ -16,8 +16,8 @@ r c of its worth, at least 0.
 
 **Leaf switches.** A job's model predicts the time of gradient exchange in a step: a step on several nodes, less a step
 on one GPU with the same local batch. Across leaf switches the exchange takes `taper` times as long, which may make
-another batch best. If a candidate's jobs across leaf switches use E ends of links, of L leaf switches, about E / L jobs
-share each link.
+another batch best. If a candidate's jobs on several leaf switches use E switches in total, of L, about E / L jobs share
+each switch's link.
 """
 
 from __future__ import annotations

@@ -242,7 +242,7 @@ def allocate_in_order(cluster: ClusterView, jobs: Sequence[JobView], order: Sequ
 def _by_count(
     queue: Sequence[JobView], wanted: Mapping[int, Allocation], gpus: int
 ) -> tuple[list[JobView], list[JobView]]:
-    """Return the jobs for which enough GPUs, counted over all nodes, are left at their turn; then the other jobs."""
+    """Return two lists: jobs with enough GPUs left at their turn, counted over all nodes, and all other jobs."""
     in_time: list[JobView] = []
     late: list[JobView] = []
     for job in queue:

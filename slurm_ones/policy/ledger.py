@@ -37,7 +37,7 @@ def free_of_kind(cluster: ClusterView, holders: Sequence[JobView]) -> Ints:
 
 def pick_nodes(free: Ints, claimed: Ints, shape: Shape) -> Ints:
     """Return the indices of the best-fit nodes for a shape; empty if too few nodes have room. `free` (N,) are the GPUs
-    of each node that may be taken. `claimed` (N,) are those among them that other jobs want; they are taken last."""
+    of each node that may be taken. `claimed` (N,) are the GPUs among them that other jobs want; they are taken last."""
     open_, gpus = free - claimed, shape.gpus_per_node
     enough = np.flatnonzero(free >= gpus)
     if len(enough) < shape.nodes:
@@ -256,13 +256,13 @@ def count_nodes(free: Ints, node: Ints, gpus: Ints, stays: Bools, per_node: int)
 
 
 def parts_that_fit(nodes: Ints, size: int) -> Ints:
-    """Return how many parts (K,) of `size` GPUs, each on one node, fit the `nodes` (K, P + 1)."""
+    """Return how many times (K,) `size` free GPUs on one node are found in the counts `nodes` (K, P + 1)."""
     return nodes @ (np.arange(nodes.shape[1]) // size)
 
 
 def take_parts(nodes: Ints, size: int, parts: Ints) -> Ints:
-    """Take `parts` (K,) parts of `size` GPUs, each on one node, from `nodes` (K, P + 1) by best fit. Return the number
-    of parts without room (K,)."""
+    """Take `size` GPUs on one node, `parts` (K,) times, from the counts `nodes` (K, P + 1) by best fit. Return how many
+    times (K,) there was no room."""
     every, left = np.arange(len(nodes)), parts
     for free in range(size, nodes.shape[1]):
         most = free // size
