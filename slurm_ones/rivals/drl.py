@@ -78,8 +78,7 @@ def build_steps(cluster: ClusterView, jobs: Sequence[JobView], gpus: int, now: f
 
 
 def _stepwise(cluster: ClusterView, job: JobView) -> JobView:
-    """Return the job with fewer sizes: for each power of two the largest size up to it, the requested size, and the
-    present one."""
+    """Return the job with only these sizes: the largest up to each power of two, the requested one, the present one."""
     sizes = job.limits.gpus[: bisect_right(job.limits.gpus, cluster.gpus)]
     steps = {job.requested, job.shape.gpus if job.shape is not None else 0} & set(sizes)
     for power in range(cluster.gpus.bit_length() + 1):

@@ -36,7 +36,7 @@ class EesOptions:
 
     interval_s: float = 0.0
     """Shortest time, in seconds, between two rescalings of running jobs; 0 rescales in every decision. The authors wait
-    for minutes. If a resize pauses a job for half a minute, 0 gives a better mean JCT."""
+    for minutes. With pauses of half a minute, 0 gives a better mean JCT."""
 
     def __post_init__(self) -> None:
         check_options(self, {}, {})

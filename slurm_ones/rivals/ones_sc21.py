@@ -62,7 +62,7 @@ class Space:
     slots: Ints
     """(GPUs,) index of the job that holds each GPU now, in order of nodes; J if the GPU is idle."""
     ordinal: Ints
-    """(GPUs,) number of earlier GPUs that the job of this GPU holds."""
+    """(GPUs,) number of GPUs that the same job holds on earlier positions of `slots`."""
     current: Ints
     """(J,) GPUs that each job holds now; 0 for a waiting job."""
     smallest: Ints
@@ -141,7 +141,6 @@ def _slots(on_node: Ints, free: Ints) -> Ints:
 
 
 def _ordinal(slots: Ints, jobs: int) -> Ints:
-    """Return, for each GPU, the number of earlier GPUs that the same job holds."""
     order = np.argsort(slots, kind="stable")
     first = np.cumsum(np.bincount(slots, minlength=jobs + 1)) - np.bincount(slots, minlength=jobs + 1)
     ordinal = np.empty(len(slots), dtype=np.int64)
@@ -366,7 +365,7 @@ class SizeBounds:
         return limit
 
     def passed_over(self, space: Space, left_out: Collection[int]) -> None:
-        """Halve the limits of the stopped jobs in `left_out`, which a schedule leaves without GPUs."""
+        """Halve the limit of each stopped job to which a schedule gives no GPUs (`left_out`)."""
         for j, job in enumerate(space.jobs):
             if job.job_id in left_out and stopped(job):
                 self._remembered[job.job_id] = max(self._remembered[job.job_id] // 2, int(space.smallest[j]))
@@ -384,7 +383,7 @@ class SizeBounds:
     def _scale_down(space: Space, limit: Ints, jobs: Sequence[JobView], total: int) -> None:
         """Reduce the limit of the largest job, if it holds half of the cluster and has run longer than the median job.
 
-        The limit becomes int(2n / (T / median + 1)), with its GPUs n and its run time T.
+        The limit becomes int(2n / (T / median + 1)), where n is the job's GPUs, T its run time.
         """
         if not space.running.any():
             return

@@ -82,9 +82,9 @@ def fit(losses: Losses) -> LossCurve | None:
 
 
 def _nonnegative(x: Floats, y: Floats, weight: Floats) -> tuple[Floats, Floats]:
-    """Return a, b ≥ 0, (F, 1) each, that minimise Σ weight · (a·x + b − y)² for each row of y > 0.
+    """Return a, b ≥ 0, (F, 1) each, that minimise Σ weight · (a·x + b − y)² for each of the F rows of y.
 
-    With y = 1/l and weight l⁴, this approximates the squared error in l.
+    With y = 1/l and weight l⁴ this is, to first order, the squared error in l.
     """
     w, wx, wxx = weight.sum(axis=1), (weight * x).sum(axis=1), (weight * x * x).sum(axis=1)
     wy, wxy = (weight * y).sum(axis=1), (weight * x * y).sum(axis=1)

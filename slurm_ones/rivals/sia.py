@@ -35,7 +35,7 @@ from slurm_ones.policy.ledger import free_by_node
 from slurm_ones.policy.tables import History, Tables, bounded, build_tables, restart_factor, side_by_side
 
 SCALE = 1000.0
-"""Factor on the costs in the program, with which HiGHS has to solve fewer programs twice."""
+"""Factor on the costs in the program. With it, HiGHS repeats fewer solves."""
 LARGEST_COST = 3000.0
 """Largest cost of a configuration in the program; the authors' value."""
 TOTAL = "the sum of all jobs' goodputs, each raised to a power"

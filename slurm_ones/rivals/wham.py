@@ -16,9 +16,9 @@ The index falls along the concave hull of s. Giving out cores by this index solv
 mean number of cores in use, within a budget.
 
 We also derived the order of steps with infinite index, which are every job's first step, and each step of a job of
-linear speed. As with a discounted index, they are in descending order of w over the least GPU-seconds that the job
-still needs. Here all weights are 1, steps that no longer fit are skipped, and a job's speed is its goodput at its best
-batch.
+linear speed. As with a discounted index, they are in descending order of w divided by the least GPU-seconds that the
+job still needs. Here all weights are 1, steps that no longer fit are skipped, and a job's speed is its goodput at its
+best batch.
 """
 
 from __future__ import annotations
@@ -99,7 +99,6 @@ def steps_of(job: int, sizes: Ints, goodput: Floats) -> list[Step]:
 
 
 def _least_gpu_seconds(tables: Tables) -> Floats:
-    """Return the least GPU-seconds (J,) that each job still needs, over all its sizes."""
     with np.errstate(divide="ignore"):
         cost = np.where(tables.allowed, tables.sizes / np.where(tables.allowed, tables.goodput, 1.0), np.inf)
     work = np.array([to_come(job) for job in tables.jobs])
