@@ -181,7 +181,7 @@ def renewal(elastic: Elastic, asked: Shape, spare: Sequence[int], limits: LimitS
     them.
 
     They replace base blocks near their time limit. If no base block runs or waits to start, one with the shape `asked`
-    is added. Then running blocks leave, the smallest first, until they have as many GPUs as the new block.
+    is added. Then running blocks leave, the smallest first, until as many GPUs are free as the new block needs.
     """
     running = sorted(elastic.job.running_blocks, key=lambda job: (elastic.shape_of(job).gpus, task_of(job)))
     base = [job for job in running if not elastic.job.is_guest(job)]

@@ -3,8 +3,8 @@
 A cap bounds only growth. Every job may have the GPUs that its user asked for, or its present GPUs if they are more. It
 grows further only while all jobs under the cap together stay within it.
 
-A strict cap stands for a quota of Slurm's own, which makes a job wait. So it also binds below the GPUs that the user
-asked for. No cap shrinks a running job, even if the cap was lowered.
+A strict cap follows from a quota of Slurm's own, under which even a job of its requested size may wait. So it also
+limits the GPUs that the user asked for. No cap shrinks a running job, even if the cap was lowered.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Cap:
     reason: Reason
     """Reason that is shown to the jobs' owners."""
     strict: bool = False
-    """True if the cap also binds below the GPUs that a job asked for."""
+    """True if the cap also limits the GPUs that a job asked for."""
 
 
 class CappedJob(NamedTuple):
@@ -126,8 +126,7 @@ class CapUse:
 
 
 def entitled(job: JobView) -> int:
-    """Return the GPUs that the job may have even if its caps, strict ones excepted, are lower: its request, or its
-    present GPUs if they are more."""
+    """Return the GPUs that only a strict cap can deny the job: its request, or its present GPUs if they are more."""
     return max(job.requested, job.shape.gpus if job.shape is not None else 0)
 
 

@@ -122,7 +122,7 @@ class Growth:
     """Nodes of `contested` on which jobs do not grow at all, since Slurm does not preempt guests for the
     pending job."""
     limited: Mapping[int, int] = field(default_factory=dict)
-    """Jobs that must not grow because a pending job waits for a limit that both share: id to the pending job's id."""
+    """Id of each job that must not grow, with the id of the pending job that waits for a limit both share."""
 
     def stops(self, elastic: Elastic, *, guests: bool) -> int | None:
         """Return the id of the pending job that keeps this job from growing; None if there is none. `guests` tells
@@ -176,7 +176,7 @@ class JobRules:
     guests: frozenset[int] | None = None
     """Task numbers of the job's blocks that run as guests; None if the job does not grow by guests."""
     ahead: ReservedNodes = NOTHING_AHEAD
-    """Nodes with a reservation that begins before the time limit of a run started now."""
+    """Nodes with a reservation that begins before a run started now would reach its time limit."""
     barred: frozenset[str] = frozenset()
     """Nodes that the job's user excludes, by `--exclude` or `--constraint`."""
 

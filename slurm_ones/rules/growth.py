@@ -50,7 +50,7 @@ _ROOM = re.compile(r"$|None$|Resources|Priority|Reservation$|ReqNodeNotAvail(?!.
 dependency, a begin time, a user's own limit, missing hardware."""
 _LIMIT = re.compile(r"(AssocGrp)|(QOSGrp|Max\w+PerAccount)|(Licenses)")
 _SHARED = {1: "account", 2: "qos", 3: "licenses"}
-"""Field of a job that names its limit, by the number of the group of `_LIMIT` that matches Slurm's reason."""
+"""Field of a job that names its limit. The key is the number of the group in `_LIMIT` that matches Slurm's reason."""
 
 
 @dataclass(frozen=True)

@@ -323,7 +323,7 @@ LOSES_LICENSES = (25, 5, 0), (25, 11, 7)
 
 
 class ReservedNodes(NamedTuple):
-    """Nodes with a reservation that begins before the time limit of a run started now."""
+    """Nodes with a reservation that begins before a run started now would reach its time limit."""
 
     nodes: frozenset[str] = frozenset()
     reason: Reason | None = None
@@ -334,8 +334,8 @@ NOTHING_AHEAD = ReservedNodes()
 
 
 def ahead_of(job: SlurmJob, snapshot: Snapshot, now: float) -> ReservedNodes:
-    """Return the nodes of the job's partition with a reservation for others that begins before the time limit of a run
-    started now."""
+    """Return the nodes of the job's partition with a reservation for others that begins before a run started now would
+    reach its time limit."""
     part = snapshot.partitions.get(job.partition)
     if part is None:
         return NOTHING_AHEAD
