@@ -40,8 +40,8 @@ class Stop(Protocol):
 class SignalStop:
     """Request to stop that a signal handler may set at any moment.
 
-    `threading.Event` would not do. A handler interrupts the main thread, perhaps while `Event.wait` holds the event's
-    lock; `Event.set` would then wait for that lock for ever.
+    `threading.Event` could deadlock: a handler may interrupt the main thread while `Event.wait` holds the event's lock,
+    for which `Event.set` then waits.
     """
 
     def __init__(self) -> None:
@@ -252,8 +252,8 @@ class Daemon:
             )
 
     def _time_limit(self, seconds: float) -> Callable[[], bool]:
-        """Return a function that returns True once these seconds have passed. If the clock is set back, it
-        returns True `seconds` after that at the latest."""
+        """Return a function that returns True after these seconds, or at most twice as many if the clock is set
+        back."""
         until = self._clock() + seconds
 
         def late() -> bool:

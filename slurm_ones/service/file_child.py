@@ -77,7 +77,7 @@ class _Lane:
 
     patience: _Patience = field(default_factory=_Patience)
     asked: int = 0
-    """Number of the hanging request; 0 for none."""
+    """Sequence number of the hanging request; 0 for none."""
     since: float = 0.0
     """Unix time of the hanging request."""
 
@@ -100,7 +100,7 @@ class FileChild:
         self._process: subprocess.Popen[bytes] | None = None
         self._number = 0
         self._taken = 0
-        """Number of the newest request that the child accepted."""
+        """Sequence number of the newest request that the child accepted."""
         self._answers: dict[int, tuple[bool, Any]] = {}
 
     @property

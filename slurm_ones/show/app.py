@@ -217,7 +217,7 @@ def cookie(request: Request, root: str) -> str:
 
 
 def _job_id(request: Request) -> int:
-    """Return the job id in the path; -1, which no job has, for other text or too many digits for Python to parse."""
+    """Return the job id in the path; -1, which no job has, if it is no number or too long."""
     text = request.path_params["job_id"]
     return int(text) if re.fullmatch("[0-9]{1,15}", text) else -1
 

@@ -25,9 +25,9 @@ STRANGERS = 256
 HEADER_S = 5.0
 """Seconds after which a connection is closed if it has not sent its first request's header."""
 PATIENCE_S = 10.0
-"""Seconds between two checks. A connection is closed if two in a row find no request, or no read of its answer."""
+"""Seconds between two checks. A connection is closed if two checks in a row find it idle, or its answer unread."""
 AT_A_TIME = 16
-"""Divisor of `CONNECTIONS`: the share that is closed at a time, since finding one takes as long as finding many."""
+"""Divisor: 1 / `AT_A_TIME` of `CONNECTIONS` are closed at a time, since finding one takes as long as finding many."""
 COUNT_S = 0.1
 """Seconds for which a count of strangers is used."""
 REFUSED_AT_ONCE = 64
@@ -46,7 +46,7 @@ ADMITTED = "slurm_ones.admitted"
 class UnambiguousLength:
     """Middleware that refuses requests with both Content-Length and Transfer-Encoding.
 
-    If a proxy used the other one, a part of the body could pass for a second request (request smuggling).
+    If a proxy used the other header, a part of the body could pass for a second request (request smuggling).
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -110,7 +110,7 @@ class BoundedSocket(socket.socket):
 
 
 class Bounded(H11Protocol):
-    """HTTP connection with time limits. uvicorn has none for a request or for the rest of one."""
+    """HTTP connection with time limits. uvicorn has no such limits."""
 
     began: float
     """Time at which the connection was made, by the monotonic clock."""

@@ -67,7 +67,7 @@ def node_rows(nodes: Iterable[NodeRecord], held: Iterable[HeldRecord]) -> list[S
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-    """Return a sort key for names, with which n2 comes before n10."""
+    """Return a sort key by which n2 comes before n10."""
     parts = [part.lstrip("0") if n % 2 else part for n, part in enumerate(re.split(r"([0-9]+)", name))]
     return [(len(part) if n % 2 else -1, part) for n, part in enumerate(parts)]
 

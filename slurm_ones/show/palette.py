@@ -59,7 +59,6 @@ def whole(periods: Iterable[tuple[K, float, float]]) -> list[tuple[K, float, flo
 
 
 def _free(below: Sequence[int], used: Counter[int]) -> int:
-    """Choose a colour that is not in `below`, or is far down in it, and that may touch the last one if possible."""
     newest = {colour: at for at, colour in enumerate(below)}
     free = frozenset(range(COLOURS)) - newest.keys()
     apart = APART[below[-1]] if below else free

@@ -309,7 +309,8 @@ def _stroke(kind: str, text: str) -> Markup:
 
 
 def _intervals(changes: Floats, starts: Floats, ends: Floats) -> tuple[Floats, Floats]:
-    """Return edges (M + 1,) of M equal intervals, and their middles (M,); the last is just before the last change."""
+    """Return the edges (M + 1,) and middles (M,) of M equal intervals. The last middle is just before the last
+    change."""
     begun = np.searchsorted(np.sort(starts), changes, side="right") - np.searchsorted(np.sort(ends), changes, "right")
     edges = np.linspace(changes[0], changes[-1], max(MOST_SHAPES // int(begun.max()), FEWEST_INTERVALS) + 1)
     middles = (edges[:-1] + edges[1:]) / 2
@@ -405,7 +406,8 @@ def thinned(points: Sequence[tuple[float, float]], most: int = MOST_POINTS) -> t
 
 
 def lines(series: Mapping[str, tuple[Floats, Floats]], across: str, up: str, *, log: bool = False) -> Markup:
-    """Return a chart with a line for each name, given as (x, y). The y axis starts at 0; `log` is about the x axis."""
+    """Return a chart with a line for each name, given as (x, y). Its y axis starts at 0; with `log`, x is
+    logarithmic."""
     there = [(plain(name, 60), x, y) for name, (x, y) in series.items() if len(x)]
     if not there:
         return Markup("")

@@ -91,7 +91,8 @@ class Question(ModalScreen[str | None]):
 
 
 class TopApp(App[None]):
-    """Window with the jobs that `look` returns. Threads read these and, from the database, the details of one."""
+    """Window with the jobs that `look` returns. Threads read the jobs and, from the database, details of the selected
+    one."""
 
     TITLE = "slurm-ones top"
     CSS = """
