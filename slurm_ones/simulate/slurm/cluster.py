@@ -370,8 +370,7 @@ class SimulatedCluster:
         self._wait_after(job, seconds)
 
     def _wait(self, job: SimulatedJob, begin: float) -> None:
-        """Put a job at the end of the queue at time `begin`. Before, it may not start, and has no place in the
-        queue."""
+        """Put a job at the end of the queue at time `begin`. Until then it cannot start."""
         now = self.timeline.now
         job.begin = begin if begin > now else 0.0
         job.waits_since = max(begin, now)
@@ -572,8 +571,7 @@ class SimulatedCluster:
             self.timeline.at((self.timeline.now // every + 1) * every, self._backfill)
 
     def _show_throttled(self, job_ids: Iterable[int]) -> None:
-        """Give the reason JobArrayTaskLimit to waiting tasks whose array has reached its throttle. Checked are the
-        arrays of these jobs."""
+        """Give the reason JobArrayTaskLimit to waiting tasks of these jobs' arrays, if the array is at its throttle."""
         for array in (self.jobs[job_id].array for job_id in job_ids):
             if array is not None and array.room <= 0:
                 for record in array.records:
@@ -581,8 +579,7 @@ class SimulatedCluster:
                         record.reason = THROTTLED
 
     def _backfill(self) -> None:
-        """Run a round of Slurm's backfill scheduler. The main scheduler runs next, and plans a further round if it is
-        needed."""
+        """Run a round of Slurm's backfill scheduler."""
         self._backfill_due = False
         made = self._pass()
         made.backfill(self.queue())

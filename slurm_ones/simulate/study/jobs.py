@@ -83,7 +83,7 @@ class StudyJobs:
     def submit(self, name: str, calls: Sequence[Callable[[], None]]) -> str:
         """Submit a job array with a task for each call, and return a text such as "job 123".
 
-        Raises `Unreachable` if Slurm may have accepted the array, and another `SlurmError` if Slurm did not.
+        Raises `Unreachable` if Slurm may have accepted the array, and any other `SlurmError` if it has not.
         """
         import submitit
         from submitit.core.utils import FailedJobError, FailedSubmissionError
@@ -217,7 +217,7 @@ class StudyQueue:
     def run(self, on_progress: OnProgress) -> list[StudyRun]:
         """Run all parts, and return their runs. A part that failed too often gets a run with an error.
 
-        Raises `SlurmError` if Slurm refuses jobs while none of the study waits or runs.
+        Raises `SlurmError` if Slurm refuses jobs while no job of the study waits or runs.
         """
         pause_s, ask_at = self._waits.first_s, 0.0
         try:

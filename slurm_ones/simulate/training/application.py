@@ -43,7 +43,7 @@ class PlacedSpeed(Speed, Protocol):
     """Model of step times that depend on how many GPUs are on each node."""
 
     def placed(self, placement: tuple[int, ...], local: Floats) -> tuple[Floats, Floats]:
-        """Return the same as `step` for a placement, the number of GPUs on each node."""
+        """Return the two arrays of `Speed.step` for a placement, the number of GPUs on each node."""
 
 
 @dataclass(frozen=True)
@@ -116,8 +116,7 @@ class Application:
         return Application(**{**known, **values})
 
     def at(self, progress: float) -> Application:
-        """Return the application at this progress: `later` once `TrainedBy.from_share` of the training is done, before
-        that itself."""
+        """Return this application or, once the share `TrainedBy.from_share` of the training is done, `later`."""
         frozen = self.by is not None and self.by.frozen(progress / self.total)
         return self.later if frozen and self.later is not None else self
 
@@ -426,7 +425,7 @@ class Position:
     """Position in a job's training, as a checkpoint stores it."""
 
     epoch: int = 0
-    """Number of complete passes over the data."""
+    """Number of complete epochs, which are passes over the data."""
     cursor: int = 0
     """Number of samples already used in the present epoch."""
     step: int = 0
@@ -435,14 +434,14 @@ class Position:
     wanted: int = 0
     """Global batch that was last requested, which may differ from the one in use."""
     reached: tuple[float, ...] = (0.0,)
-    """Progress at the ends of the last `patience` passes."""
+    """Progress at the ends of the last `patience` epochs."""
 
 
 class TrainingCurve:
     """Course of one job's training, which covers a `share` of the application's epochs.
 
     Training stops early if the metric has not improved for `patience` epochs, which are passes over the data. At a
-    batch of low efficiency a pass brings little progress, so the training soon stops with a low metric. Such a job
+    batch of low efficiency an epoch brings little progress, so the training soon stops with a low metric. Such a job
     looks fast although it has failed.
     """
 

@@ -116,8 +116,8 @@ class Training:
         self.members: tuple[int, ...] = ()
         """Task numbers of the blocks that train together, in rank order. The first is the leader."""
         self._gone: tuple[int, frozenset[int]] = 0, frozenset()
-        """Number of the current order, and tasks that ended after it, for which the job does not wait unless they start
-        again."""
+        """Number of the current order, and the tasks that ended after it. The job waits for such a task only if it
+        restarts."""
         self.speeds: Mapping[str, float] = {}
         """Relative speeds of the slow nodes, by name."""
         self.kinds: Mapping[str, str] = {}
@@ -754,8 +754,8 @@ def next_members(
 ) -> tuple[int, ...] | None:
     """Return the members after the next change, in rank order; None if no change is due yet.
 
-    Members that stay come first, then blocks that join. The change waits until all `wanted` blocks are ready, at most
-    `PATIENCE_S` seconds after the first of them is. If no order names blocks, all ready blocks join.
+    Members that stay come first, then blocks that join. The change waits until all `wanted` blocks are ready, but at
+    most `PATIENCE_S` seconds after the first one is. If no order names blocks, all ready blocks join.
     """
     if wanted is None:
         wanted = sorted({*blocks, *members})
