@@ -98,8 +98,8 @@ def phases(run: RunRecord) -> str:
 
 
 def starts(resizes: Sequence[ResizeRecord], runs: Mapping[tuple[int, int], RunRecord]) -> dict[int, str]:
-    """Return a text on the phases of the start that followed each resize by requeue, by resize id. The keys of `runs`
-    are (job id, restart count).
+    """Describe the phases of the start after each resize by requeue, by resize id. The keys of `runs` are (job id,
+    restart count).
 
     Of several resizes begun during one run, only the last is described, since all earlier ones were rolled back.
     """
@@ -115,7 +115,7 @@ def shape(job: JobSummary) -> str | None:
 
 
 def progress(job: JobSummary) -> str:
-    """Describe the progress of training: epochs done, with tenths of the present one, and the number declared."""
+    """Describe the progress of training: `3.4/10` is 3 full epochs and 0.4 of the fourth, of 10 declared."""
     if job.epoch is None or job.batch == 0:  # the batch is 0 if the script reports no samples
         return "–"
     part = f".{10 * job.cursor // job.dataset}" if job.cursor and job.dataset and job.cursor < job.dataset else ""
@@ -155,7 +155,7 @@ def troubles(job: JobSummary) -> list[str]:
 
 
 MOST_NAMED = 12
-"""Largest count of GPU numbers that a sentence lists in full."""
+"""Longest list of sizes that a sentence has in full."""
 
 
 class WithGpus(Protocol):
@@ -166,7 +166,7 @@ class WithGpus(Protocol):
 
 
 def counts(rows: Sequence[WithGpus]) -> str:
-    """List the GPU numbers that a strategy can use: `1, 2, 4 or 8`; of a long list only the first and the last."""
+    """List the numbers of GPUs that a strategy can use: `1, 2, 4 or 8`. A long list is cut to its ends."""
     found = [row.gpus for row in rows]
     if len(found) > MOST_NAMED:
         return f"{', '.join(map(str, found[: MOST_NAMED - 1]))} … {found[-1]}"

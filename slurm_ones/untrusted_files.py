@@ -4,7 +4,7 @@ A job's user can write into the job's directory, while the reader may have more 
 nothing is opened that could block. The owner is checked on the open descriptor, and reads are bounded.
 
 Users choose these paths, and access to a path blocks if the server of its file system does not answer. So all public
-functions from `read_files` on run in the runner of `run_by`. The companion's runner is a child process
+functions from `read_files` on run in the runner that `run_by` was given. The companion's runner is a child process
 (`service.file_child`), and raises `NoAnswer` after a timeout.
 """
 
@@ -194,7 +194,7 @@ def check_directory(path: Path, uid: int) -> None:
 
 def write_file(path: Path, uid: int, whose: str, name: str, text: bytes, *, safe: bool = False) -> None:
     """Write `text` to a temporary file, make it durable, and rename it to `name` in the directory at `path`. The
-    directory must belong to `uid`. With `safe`, nobody else may be able to rename files in it.
+    directory must belong to `uid`. With `safe`, the write fails if another user could rename files in it.
 
     Raises OSError and `NotBelieved`.
     """
@@ -202,13 +202,14 @@ def write_file(path: Path, uid: int, whose: str, name: str, text: bytes, *, safe
 
 
 def names_in(path: Path) -> list[str]:
-    """List the names in a directory that belongs to this process. Raises OSError and `NoAnswer`."""
+    """List the names in a directory that belongs to this process's user. Raises OSError and `NoAnswer`."""
     names: list[str] = _run(_names, path, os.geteuid())
     return names
 
 
 def remove(path: Path) -> None:
-    """Remove a file that belongs to this process, if it exists. Raises OSError and `NoAnswer`."""
+    """Remove a file, if it exists, from a directory that belongs to this process's user. Raises OSError and
+    `NoAnswer`."""
     _run(_remove, path, os.geteuid())
 
 

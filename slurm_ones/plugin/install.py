@@ -35,7 +35,7 @@ class PluginSite:
 
 
 def look() -> PluginSite:
-    """Return these settings as Slurm reports them. Raises `PluginError` if Slurm does not answer."""
+    """Return the site's settings by `scontrol show config`. Raises `PluginError` if Slurm does not answer."""
     done = run("scontrol", "show", "config")
     pairs = (line.partition("=") for line in done.stdout.splitlines())
     found = {key.strip().lower(): value.strip() for key, _, value in pairs}
@@ -96,8 +96,8 @@ def names_lua(plugins: str) -> bool:
 
 
 def write_site(to: Path, include: Path | None, spank: bool, site: PluginSite | None) -> tuple[list[Path], list[str]]:
-    """Write the files for a site into `to`, the folder of slurm.conf. Return the files, and sentences on what is left
-    to do.
+    """Write the files for a site into `to`, the folder of slurm.conf. Return the files, and sentences that say what the
+    admin must still do.
 
     If the site has its own job_submit.lua or cli_filter.lua, that file is not changed. Raises `PluginError`.
     """
@@ -134,8 +134,8 @@ def write_site(to: Path, include: Path | None, spank: bool, site: PluginSite | N
 
 
 def write_own(to: Path, include: Path | None, site: PluginSite) -> tuple[list[Path], list[str]]:
-    """Write the files for one user into `to`, at a site without the plugin. Return the files, and what is left
-    to do.
+    """Write the files for one user into `to`, at a site without the plugin. Return the files, and sentences that say
+    what the user must still do.
 
     The slurm.conf in `to` includes the site's, and adds the filter and the options for this user's commands. Raises
     `PluginError`, for example if the site has its own filter, since Slurm runs only one.

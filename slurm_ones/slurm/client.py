@@ -136,8 +136,8 @@ class SlurmClient(Protocol):
         `kind` is the GPU type: "" for any type, None for the type that the job asks for now.
 
         Consistency: an operator may move a job to a QOS that its owner may not use. Slurm accepts an account only if
-        the job's owner has an association with it, whoever moves the job. An owner may raise the time limit of his
-        waiting task up to the partition's limit.
+        the job's owner has an association with it. An owner may raise the time limit of his waiting task up to the
+        partition's limit.
         Raises: `NotResizable` if Slurm took none or only part of the change; the job has its old shape and queue again.
         """
 

@@ -33,7 +33,7 @@ MOST_TASKS = 10_000
 
 
 def text_of(value: Any) -> str:
-    """Return text of bounded length, with ? for NUL and invalid characters, but with terminal escapes."""
+    """Return text of bounded length, with ? for NUL and invalid characters. Terminal escapes stay."""
     return _characters(str(value)[:LONGEST]) if value else ""
 
 
