@@ -26,7 +26,7 @@ class StoreBusy(StoreError):
 class StoreLost(StoreError):
     """Error: the server cannot be reached, or was lost during the call. The call may be repeated.
 
-    The store then connects again. If the lost call did store its rows, they are not stored twice.
+    The store then connects again. A repeated call stores no row twice.
     """
 
 

@@ -48,7 +48,7 @@ def _first(lines: Select[Any], most: int) -> Select[Any]:
 def _alternatives(
     connection: Connection, decision_ids: Collection[int], jobs: Collection[int] | None = None
 ) -> dict[tuple[int, int], tuple[AlternativeRecord, ...]]:
-    """Return the alternatives by (decision, jobs.id). `jobs` (jobs.id) limits them to these jobs."""
+    """Return the considered sizes, by (decision, jobs.id). `jobs` (jobs.id) limits them to these jobs."""
     query = select(ALTERNATIVES).where(among(ALTERNATIVES.c.decision_id, decision_ids)).order_by(ALTERNATIVES.c.rank)
     if jobs is not None:
         query = query.where(among(ALTERNATIVES.c.job_id, jobs))
@@ -302,7 +302,7 @@ class DecisionStore(Transactions):
     def resizes(
         self, connection: Connection, job_id: int | None = None, decisions: Sequence[int] | None = None
     ) -> list[ResizeRecord]:
-        """Return the resizes of a job or of all jobs, oldest first; with `decisions` (ids), only theirs."""
+        """Return the resizes of a job or of all jobs, oldest first; with `decisions` (ids), only of these."""
         query = with_job(RESIZES, self._cluster).order_by(RESIZES.c.id)
         if decisions is not None:
             query = query.where(RESIZES.c.decision_id.in_(decisions))

@@ -169,7 +169,7 @@ def _storing(insert: Callable[[Table], Any], table: Table, key: Sequence[str], n
 
 
 def change_rows(connection: Connection, table: Table, names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
-    """Update the columns `names` in rows, which map columns to values and "key" to the row's id. Both may be empty."""
+    """Update the columns `names` of rows. Each row maps columns to new values, and "key" to its id."""
     if names and rows:
         connection.execute(_changing(table, tuple(names)), rows)
 
@@ -269,7 +269,7 @@ class Transactions:
     def _recall(
         self, question: str, about: Collection[Known], ask: Callable[[Connection, list[Known]], Mapping[Known, Found]]
     ) -> dict[Known, Found]:
-        """Return the results of these keys, if they have one. One call of `ask` reads all that are not cached."""
+        """Return the result for each key that has one. A single call of `ask` reads all results that are not cached."""
         known = {} if self._memory is None else self._memory.setdefault(question, {})
         if unknown := [one for one in about if one not in known]:
             with self._read() as connection:

@@ -61,7 +61,7 @@ class CachedRun:
     epochs: dict[int, tuple[EpochPoint, int]] = field(default_factory=dict)
     """(End of the epoch, samples used in it) by the epoch's number, for each epoch that has ended."""
     speeds: dict[tuple[Shape | None, int], deque[ThroughputPoint]] = field(default_factory=dict)
-    """Newest throughput samples by (size, global batch). A run without memberships has its own shape: size None."""
+    """Newest throughput samples by (size, global batch). For a run without memberships, the size is None."""
     noises: deque[NoisePoint] = field(default_factory=lambda: deque(maxlen=NOISES))
     members: list[MembershipRecord] = field(default_factory=list)
     """Memberships of the run in order; empty for a plain job."""
@@ -216,7 +216,7 @@ def _read_on(connection: Connection, runs: Sequence[tuple[CachedJob, Row]]) -> N
 
 @cache
 def _first_samples(*, hot: bool) -> Any:
-    """Return the query of the newest samples of each run and batch (`hot`: and membership), oldest first."""
+    """Return the query of each run's newest samples at each batch (`hot`: and membership), oldest first."""
     kind: tuple[Any, ...] = (THROUGHPUT.c.run_id, THROUGHPUT.c.batch)
     if hot:
         before = MEMBERSHIPS.c.run_id == THROUGHPUT.c.run_id, MEMBERSHIPS.c.number < THROUGHPUT.c.number

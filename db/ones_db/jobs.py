@@ -56,7 +56,7 @@ def newest(cluster: int | BindParameter[int]) -> ColumnElement[bool]:
 def latest(cluster: int | BindParameter[int]) -> ColumnElement[bool]:
     """Return the condition that no job of the cluster with the same id was submitted later.
 
-    The job itself must be known to be of the cluster.
+    It does not check that the job itself is of the cluster.
     """
     return ~exists().where(
         _LATER.c.cluster_id == cluster,
@@ -109,9 +109,8 @@ def known(found: dict[int, T], job_ids: Iterable[int]) -> dict[int, T]:
 def _same(row: Mapping[Any, Any], record: JobRecord) -> bool:
     """Return True if row and record are of the same job, and not of two jobs that got the same id.
 
-    A requeue gives a job a new submission time, and raises its restart count. A new job has restart count 0. A killed
-    slurmctld may forget requeues, so that the restart count of a live job falls. It may even bring back a job that had
-    ended. Such a job was submitted before that end; a new job with the same id is submitted after it.
+    A requeue changes a job's submission time and raises its restart count, which is 0 in a new job. A killed slurmctld
+    may forget requeues, or revive a job that had ended and was submitted before that end.
     """
     if row["submit_time"] == record.submit_time:
         return True
@@ -208,7 +207,7 @@ class JobStore(Transactions):
 
     @noting
     def record_runs(self, connection: Connection, records: Iterable[RunRecord]) -> None:
-        """Store runs as Slurm shows them. Unknown values (None, 0 nodes) and report positions change no stored ones."""
+        """Store runs as Slurm shows them. Unknown values (None, 0 nodes) and report positions are ignored."""
         given = {(record.job_id, record.restart): record for record in records}
         keys = keys_of(connection, self._cluster, {job_id for job_id, _ in given})
         found = connection.execute(STARTS, {"keys": [*keys.values()], "restarts": [restart for _, restart in given]})

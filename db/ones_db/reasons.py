@@ -373,7 +373,7 @@ def reason(code: str, **arguments: Argument) -> Reason:
 
 
 def alone(found: Reason) -> Reason:
-    """Return the reason in words that mention no other jobs, if it has some: for a cluster's only elastic job."""
+    """Return the reason for a cluster's only elastic job: its code with `_alone`, if there is such a code."""
     code = f"{found.code}_alone"
     if code not in SENTENCES:
         return found

@@ -125,7 +125,7 @@ class HeldRecord(NamedTuple):
     job_id: int
     node: str
     gpus: int
-    """Number of GPUs that it holds on this node; 0 if unknown."""
+    """Number of GPUs held on this node; 0 if unknown."""
 
 
 RESIZE_DONE = "done"
@@ -300,7 +300,7 @@ class JobHistory:
     job: JobRecord
     spec: Spec | None
     epochs: tuple[EpochPoint, ...]
-    """Epochs that have ended, ascending. Epochs to repeat, because their checkpoint was lost, are left out."""
+    """Epochs that have ended, ascending, without those to repeat because of a lost checkpoint."""
     throughput: tuple[ThroughputPoint, ...]
     """The newest few throughput samples of each shape, batch and kind of GPU, oldest first."""
     samples: float
@@ -345,7 +345,7 @@ class JobHistory:
     join_s: float | None = None
     """Mean pause of the last few ordered changes in which blocks joined, in seconds; None if unknown."""
     changes_without_effect: int = 0
-    """Number of ordered changes of blocks in a row, up to the newest, that left as many GPUs on no fewer nodes."""
+    """Number of ordered changes of blocks in a row, up to the newest, that saved no node at the same number of GPUs."""
     misfit: tuple[int, int] | None = None
     """(ranks, GPUs) of the newest run that reported its ranks; None if they agree, and for a job of blocks."""
     steps_since_change: int | None = None

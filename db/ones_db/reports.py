@@ -309,7 +309,7 @@ class ReportStore(Transactions):
 
     @reading
     def slowest_checkpoint(self, connection: Connection, since: float) -> tuple[int, float] | None:
-        """Return (job id, seconds) of the slowest checkpoint since a time; None if there is none.
+        """Return (job id, seconds) of the slowest checkpoint written since a time; None if there is none.
 
         Only jobs of blocks that load a checkpoint at each change of their blocks count.
         """

@@ -1,8 +1,8 @@
 """Retention: combines old samples into longer ones and deletes old details, in many small transactions.
 
-A combined sample replaces several. It has the sum of their samples and seconds, the mean of loss, noise and use of
-GPUs, and the largest memory. Position, progress, time and number are those of the last one. So queries and views treat
-combined and single samples alike. The newest few samples of each run and batch are not combined, since
+A combined sample replaces several. It has the sum of their seconds and training samples, the mean of loss, noise and
+GPU use, and the largest memory. Position, progress, time and number are those of the last one. So queries and views
+treat combined and single samples alike. The newest few samples of each run and batch are not combined, since
 `ones_db.history` reads them for learning.
 """
 

@@ -380,7 +380,7 @@ _FIGURES = (
     .group_by(BLOCKS.c.job_id),
     select(PROMISES.c.job_id, PROMISES.c.time).where(keyed(PROMISES.c.job_id)),
 )
-"""Queries of a few numbers about each job. One of them changes with each row of the job in its user's view."""
+"""Queries of a few numbers about each job. If a row of the job in its user's view changes, so does one of them."""
 _NEW_DECISIONS = (
     select(DECISION_JOBS.c.job_id, func.max(DECISION_JOBS.c.decision_id))
     .where(DECISION_JOBS.c.decision_id > bindparam("last"))

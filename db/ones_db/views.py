@@ -195,7 +195,8 @@ T_GPUS = f"CASE WHEN m.number IS NULL THEN {GPUS} ELSE {M_GPUS} END"
 """SQL for the GPUs at which a sample of `SAMPLES` was measured; `T_NODES` and `T_EACH` are its two factors."""
 
 LEAST_S, WITHIN, IDLE_USE = 1e-6, 0.9, 0.1
-"""Shortest sample that counts, in seconds; least share of it after a change of blocks; GPU use of idle GPUs."""
+"""Shortest sample that counts, in seconds. Least share of it after a change of blocks. Use below which GPUs are
+idle."""
 
 MEASURED = f"""t.seconds > {LEAST_S} AND t.samples > 0
             AND (m.number IS NULL OR t.time - {WITHIN} * t.seconds >= m.time)"""
