@@ -37,12 +37,11 @@ else:
 
 
 FIXED_KEYS = ("cluster", "database", "database_url_file", "client", "takeover_s", "metrics_port", "metrics_address")
-"""Settings that cannot change while the companion runs: the leader's lock, the store and open connections depend on
-them."""
+"""Settings that cannot change while the companion runs: open connections and the leader's lock depend on them."""
 
 
 SITE_VIEW = "site.sqlite"
-"""Name of the file in the views folder that shows the companion's state to everybody."""
+"""Name of the file in the views folder that shows the companion's state to all users."""
 
 
 def view_name(uid: int) -> str:
@@ -55,10 +54,9 @@ class ConfigError(Exception):
 
 
 ADDRESS = re.compile(r"(https?://[\w.-]+(:\d{1,5})?/[\w./~=&?+-]*|smtp://[\w.-]+(:\d{1,5})?)", re.ASCII)
-"""Pattern of accepted addresses for messages. It is narrow, so that no two parsers read different hosts from one
-address."""
+"""Pattern of accepted addresses for messages. It is narrow, so that all parsers read the same host from an address."""
 YEAR_S = 365 * 86400.0
-"""Largest number of seconds that a setting accepts. A clock time plus this number is still a valid date."""
+"""Largest number of seconds that a setting accepts. The present time plus this number is still a valid date."""
 Seconds = Annotated[float, Field(le=YEAR_S)]
 Days = Annotated[float, Field(le=100 * 365)]
 
@@ -82,11 +80,11 @@ class ResizeSettings(_Section):
     """Limits on what may be done to a job. Times are in seconds."""
 
     dwell_s: Seconds | None = Field(None, ge=0)
-    """least time between two resizes of a job, and between its start and the first. Without a value: four times the
+    """least time between two resizes of a job, and from its start to its first resize. Without a value: four times the
     pause of a resize, at most half an hour"""
     blocks_dwell_s: Seconds = Field(0, ge=0)
-    """least time between two changes of a running job of blocks. It is raised to 20 times the pause of such a change,
-    but never above dwell_s, or half an hour without it"""
+    """least time between two changes of a running job of blocks. If 20 times the pause of such a change is longer, that
+    counts, up to dwell_s (without it: half an hour)"""
     max_wait_s: Seconds = Field(300, gt=0)
     """longest time that a resized job may wait to start; then it gets its old shape back"""
     blocks_wait_s: Seconds = Field(60, gt=0)
@@ -96,18 +94,18 @@ class ResizeSettings(_Section):
     start_timeout_s: Seconds = Field(300, gt=0)
     """longest time from a run's start to its first report"""
     max_open: int = Field(16, ge=1)
-    """largest number of resizes that are open at once, of those that requeue a job or change a waiting one"""
+    """largest number of open resizes, without changes of blocks in running jobs"""
     max_open_blocks: int = Field(32, ge=1)
-    """largest number of changes of blocks that are open at once"""
+    """largest number of open changes of blocks in running jobs"""
     start_now: bool = True
     """true: start requeued jobs without Slurm's delay (StartTime=now)"""
     settle_s: Seconds = Field(2.0, ge=0)
-    """with start_now, time from the end of a job's last run until the job is released. Slurm may still be ending that
+    """with start_now, time that a requeued job waits for its release: Slurm may still be killing processes of its last
     run"""
     advance_s: Seconds = Field(1.0, gt=0)
-    """time between two attempts to advance open resizes, between ticks"""
+    """time after which open resizes are advanced again before the next tick"""
     leave_s: Seconds = Field(60, ge=0)
-    """longest time that a companion takes to release the jobs that it holds, when it is stopped"""
+    """time that a companion takes at most, when it stops, to release the jobs that it holds"""
     shrink: bool = True
     """true: running jobs may lose GPUs so that others can start or grow"""
     preempt: bool = True
@@ -124,8 +122,8 @@ Count = Annotated[int, Field(ge=0)]
 
 
 class LimitSettings(_Section):
-    """Limits that protect people from each other's elastic jobs. They bind only the companion. Slurm decides about
-    requests that users make themselves."""
+    """Limits that protect people from each other's elastic jobs. They bind the companion, not requests that users make
+    to Slurm."""
 
     share: float = Field(1.0, gt=0, le=1)
     """fraction of a partition's GPUs up to which its elastic jobs may grow together"""
@@ -138,7 +136,7 @@ class LimitSettings(_Section):
     gpus_of_account: dict[str, Count] = {}
     """limits of single accounts, in place of gpus_per_account"""
     growth_cost: float = Field(1.1, ge=1)
-    """most GPU-hours that a growing job may use, as a multiple of those at its requested size, if growth is charged.
+    """most GPU-hours that a job may use if its growth is charged, as a multiple of its GPU-hours at the requested size.
     `cost=` in the job's comment replaces it"""
     resizes_per_hour: Count | None = None
     """largest number of resizes per hour that interrupt one job; none: as many as the dwell time allows"""
@@ -148,12 +146,12 @@ class LimitSettings(_Section):
     """a job that is expected to end within this time is not resized. Without a value: twice the pause of a resize, at
     most half an hour; for a job of blocks, the time that new blocks take to join"""
     near_limit_s: Seconds = Field(300, ge=0)
-    """a job that reaches its time limit within this time, or within half of a shorter limit, is not resized"""
+    """a job is not resized if its time limit ends it within this time, or within half of the limit if that is less"""
     idle_use: float = Field(0, ge=0, le=1)
-    """a job whose GPUs are in use for a smaller fraction of the time is idle: it does not grow, and gives its growth
-    back; 0: no job is idle"""
+    """fraction of time in use below which a job's GPUs are idle: the job then does not grow, and gives its growth back;
+    0: no job is idle"""
     idle_s: Seconds = Field(1800, gt=0)
-    """time over which the use of GPUs is measured for idle_use"""
+    """time over which the use of a job's GPUs is measured for idle_use"""
 
 
 Lower = Annotated[str, StringConstraints(to_lower=True, pattern=r"^[\w.@-]*$")]
@@ -175,12 +173,12 @@ class GuestSettings(_Section):
     """false: GPU-hours of guests cost nothing. For a QOS, Slurm itself shows this by UsageFactor 0"""
 
     most: int = Field(8, ge=1)
-    """number of guests into which all growth of a job is divided. Each guest has one GPU if that is enough, otherwise
-    more, up to a whole node; still more growth takes more guests. Guests are also larger if the array has too few
+    """number of guests among which all growth of a job is divided. A guest has one GPU if that is enough, otherwise
+    more, up to a whole node; growth beyond that takes more guests. Guests are also larger if the array has too few
     tasks. If Slurm allocates whole nodes, or device cgroups hide GPUs, each guest has a node"""
     grace_s: Seconds = Field(0, ge=0)
-    """GraceTime of the QOS. A job whose changes restart from a checkpoint, and take longer than this, is expected to
-    lose work with each preempted guest"""
+    """GraceTime of the QOS. If a job's changes restart it from a checkpoint, and take longer than this, it is expected
+    to lose work with each preempted guest"""
 
     @model_validator(mode="after")
     def _named(self) -> GuestSettings:
@@ -375,8 +373,7 @@ class Settings(_Section):
 
     @property
     def wake_folder(self) -> Path | None:
-        """Directory by which users cause the next tick: they touch it. None if there is no directory that users can
-        reach."""
+        """Directory that users touch to cause the next tick; None if there is no directory that users can reach."""
         if self.scope == "own":
             return Path.home() / ".local/share/slurm-ones/wake"
         return self.views_folder / "wake" if self.views_folder is not None else None
@@ -451,8 +448,7 @@ def default_path() -> Path:
 
 
 def load(path: Path | None = None) -> Settings:
-    """Read settings from a file. Without a path it is the default file; if that is missing, return the default
-    settings."""
+    """Read settings from a file, by default the default file. If that is missing, return the default settings."""
     named, path = path is not None, path or default_path()
     try:
         text = path.read_text(encoding="utf-8")
@@ -483,14 +479,14 @@ class ReloadableSettings:
     """Present settings; `reload` replaces all of them, or none."""
 
     def __init__(self, read: Callable[[], Settings]) -> None:
-        """Read the settings by `read`, which reads and checks them. Its `ConfigError` is passed on."""
+        """Read the settings by calling `read`; its `ConfigError` is passed on."""
         self._read = read
         self.settings = read()
 
     def reload(self) -> list[str]:
         """Read the settings again; return the keys that changed, such as `tick_s` or `resize.dwell_s`.
 
-        Raises `ConfigError`, with a line for each key that is rejected. The earlier settings then stay.
+        Raises `ConfigError`, with a line for each rejected key. The earlier settings then stay.
         """
         new = self._read()
         changed = _changed(self.settings, new)

@@ -29,8 +29,7 @@ _PANELS = {name: panel for panel, group in _GROUPS.items() for name in group}
 
 
 class _Commands(TyperGroup):
-    """Command group that imports a command's module only when it is called: `why` need not wait for the imports of
-    `run`."""
+    """Command group that imports only the module of the called command."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(_MODULES)

@@ -67,8 +67,7 @@ def gpus_of(size: str) -> int:
 
 
 def shape_of(size: str) -> tuple[int, int]:
-    """Return (nodes, GPUs per node) of a size that a user wrote; (0, N) for a plain number N of GPUs. Raises
-    `BadInput`."""
+    """Return (nodes, GPUs per node) of a size that a user wrote; (0, N) for a number N. Raises `BadInput`."""
     match = re.fullmatch(r"(?:([0-9]{1,5})[x×])?([0-9]{1,6})", size.strip())
     if match is None or not 1 <= int(match[1] or 1) * int(match[2]) <= MAX_GPUS:
         raise BadInput(f"{size!r} is no size: write GPUs, such as 8, or nodes x GPUs of each, such as 2x4")
@@ -118,8 +117,7 @@ def opted_in(job: WholeJob) -> OptIn:
 
 
 def ask(client: CommandClient, job: WholeJob, gpus: int | None) -> None:
-    """Write a size into the job's comment; None removes it. Raises `BadInput` if the comment forbids it, and
-    `SlurmError`."""
+    """Write a size into the job's comment; None removes it. Raises `BadInput` if it is forbidden, and `SlurmError`."""
     opted_in(job)
     comment = with_size(job.home.comment, gpus)
     try:

@@ -199,8 +199,7 @@ def _several(launches: list[Call], script: Script) -> Iterator[ScriptFinding]:
 
 
 def _gpus_asked(script: Script) -> tuple[str, int]:
-    """Return type and number of the requested GPUs per node. The type is "" for any; the number is 0 for whole
-    nodes."""
+    """Return (type, number) of the requested GPUs per node: type "" for any, number 0 for whole nodes."""
     kinds, count = set(), 0
     for option, begins in (("--gres", r"(?:gres[/:])?gpu(?![\w-])"), ("--gpus-per-node", "")):
         for one in script.value(option).split(","):

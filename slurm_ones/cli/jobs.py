@@ -249,8 +249,7 @@ def why(
 
 
 def slurm_now(settings: Settings, jobs: Sequence[JobSummary]) -> dict[int, WholeJob]:
-    """Return the jobs as Slurm shows them now, by job id. Jobs that it does not know or show within `ASK_S` are
-    missing."""
+    """Return these jobs as Slurm shows them now, by job id, without those that it does not show within `ASK_S`."""
     question = ["squeue", "--json", "--states=all", f"--jobs={','.join(str(job.job_id) for job in jobs[-MOST_NAMED:])}"]
     try:
         text = CommandClient(timeout_s=min(settings.timeout_s, ASK_S)).run(question) if jobs else "{}"

@@ -51,8 +51,7 @@ log = logging.getLogger(__name__)
 REFUSED = 78
 """Exit code if the settings are refused (EX_CONFIG); systemd then does not restart the service."""
 JITTER = 0.05
-"""Largest random change of a wait, as a share of it: so companions of several clusters query Slurm at different
-times."""
+"""Largest random change of a wait, as a share of it. It keeps companions from querying Slurm at the same time."""
 RETRY_S = 30.0
 """Seconds between a service's attempts to reach controller or database."""
 SPARE_S = 30.0
@@ -160,8 +159,7 @@ class _Service:
         self.notifier.stopping("stops, and releases what it holds", seconds)
 
     def retried(self, call: Callable[[], T]) -> T:
-        """Return the result of `call`. A service repeats it until controller and database answer; any other process
-        fails."""
+        """Return the result of `call`. A service repeats it until controller and database answer."""
         while True:
             try:
                 return call()

@@ -72,8 +72,7 @@ BLOCKS = 8
 
 @dataclass(frozen=True)
 class Wishes:
-    """Values for the script from the command line. An empty one becomes the site's default, or a text for the user to
-    edit."""
+    """Values for the script from the command line. An empty one becomes the site's default, or a text to edit."""
 
     account: str = ""
     partition: str = ""
@@ -111,8 +110,7 @@ _EACH_BLOCK = "# Each block runs this script: nothing may stand here that must r
 
 
 def batch_script(name: str, site: SiteRecord, wishes: Wishes = Wishes()) -> str:
-    """Return a batch script for a site. Raises `BadInput` if a value does not fit into an `#SBATCH` line or the
-    comment."""
+    """Return a batch script for a site. Raises `BadInput` if a value does not fit into `#SBATCH` or the comment."""
     for word in (wishes.account, wishes.partition, wishes.time):
         if not all(char.isalnum() or char in "-_.:," for char in word):
             raise BadInput(f"{word!r} is no word of Slurm's: letters, digits, and any of - _ . : ,")

@@ -18,14 +18,14 @@ SIMULATED = "simulated"
 SLOTS = 4
 """Number of emulated GPUs on this machine, each with one rank."""
 BASE_BATCH, MOST_GPUS = 32, 8
-"""Base batch per GPU, and most GPUs of a job."""
+"""Base batch per GPU, and largest number of GPUs of a job."""
 PACE_MS = {"spirals": 5.0, "cnn": 10.0, "transformer": 12.0}
-"""Milliseconds that a rank sleeps in each step for each sample of its local batch plus 2, in place of computing. Jobs
-on a cluster sleep longer: 16 ranks may share two CPUs there, and a real step takes 5 to 10 ms of CPU time."""
+"""Milliseconds that a rank sleeps in each step, in place of computing, for each sample of its local batch plus 2. On a
+cluster it sleeps longer, since 16 ranks may share two CPUs, and a step needs 5 to 10 ms of CPU time."""
 SAMPLES, NOISE, PARAMETERS = 1437, 180.0, 8_000
-"""Training samples, gradient noise scale in samples, and parameters of the simulated models, close to the real ones."""
+"""Simulated models: training samples, gradient noise scale in samples, and parameters, close to the real ones."""
 EXCHANGE_S = {"cnn": 0.002, "transformer": 0.004}
-"""Seconds of communication in a step: this for each rank, and once more."""
+"""Seconds that an emulated exchange takes in a step, for each rank and once more."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class DemoJob:
     model: str = "spirals"
     user: str = ""
     samples: int = 1536
-    """Number of samples in an epoch. Only real trainings on this machine use it."""
+    """Number of samples in an epoch; used only by real trainings on this machine."""
 
     def options(self, most: int) -> list[str]:
         """Return the training script's arguments. Its batches are proportional to the requested GPUs and to `most`."""
@@ -74,19 +74,19 @@ ON_CLUSTER = (
 the queue nor on how the models scale. As in the Philly trace, most request one GPU, a few request many, and jobs with
 more GPUs train longer."""
 SHORTER = 0.4
-"""Factor on submission times and epochs with which `slurm-ones demo` takes about 90 s."""
+"""Factor on the cluster jobs' submission times and epochs, with which `slurm-ones demo` takes about 90 s."""
 SIMULATED_JOBS = tuple(replace(job, at=SHORTER * job.at, epochs=round(SHORTER * job.epochs)) for job in ON_CLUSTER)
 SMALL_SIMULATED = 2
 """Number of simulated jobs in tests."""
 HERE_JOBS = (DemoJob("spirals-1", 0.0, 14), DemoJob("spirals-2", 18.0, 5), DemoJob("spirals-3", 32.0, 4))
-"""Real trainings on this machine. The first grows, shrinks for the others (`LocalSlurm.grown`), and grows again."""
+"""Real trainings on this machine. The first grows, shrinks for later ones (`LocalSlurm.grown`), and grows again."""
 SMALL = (DemoJob("spirals-1", 0.0, 14), DemoJob("spirals-2", 1.0, 2))
 """Real trainings on this machine, in tests."""
 
 
 @dataclass(frozen=True)
 class Paced:
-    """Speed of an emulated GPU: compute time grows linearly with the local batch."""
+    """Speed of an emulated GPU: the compute time is linear in the local batch."""
 
     model: str
 
@@ -96,7 +96,7 @@ class Paced:
 
 
 def workload(jobs: Sequence[DemoJob]) -> Workload:
-    """Return these jobs as a workload. A job ends at a given progress, so it takes longer with an inefficient batch."""
+    """Return these jobs as a workload. A job ends at a given progress, so an inefficient batch makes it take longer."""
     return Workload(
         "demo",
         tuple(Submission(job.name, job.at, job.name, job.gpus, BASE_BATCH * job.gpus) for job in jobs),

@@ -47,19 +47,19 @@ ENVIRONMENT = {
     "ONES_BACKEND": "gloo",
     "ONES_REPORT_EVERY_S": "1",
 }
-"""Environment of the trainings. They use CPUs only, and only the loopback network."""
+"""Environment of the trainings, which use only CPUs and only the loopback network."""
 SHIMS = ("scontrol", "squeue", "srun")
-"""Commands of Slurm that are replaced by failing scripts, so that no job id of the demo reaches a real Slurm."""
+"""Commands of Slurm that failing scripts replace, so that no job id of the demo reaches a real Slurm."""
 FAILS = '#!/bin/sh\necho "this is slurm-ones demo: there is no Slurm here" >&2\nexit 1\n'
 ASKED = "cancelled"
 CANCEL = f"""#!/bin/sh
 for last; do :; done
 echo "$last" >> "$(dirname "$0")/{ASKED}"
 """
-"""Script in place of `scancel`. Jobs call it only as `scancel --state=PENDING ARRAY`; it records the array's id."""
+"""Script in place of `scancel`, which jobs call only as `scancel --state=PENDING ARRAY`. It records the array's id."""
 
 ANNOUNCE = 'echo "+$$"; exec "$@" >&2'
-"""Shell script that prints its process group for the reaper, and only then becomes the command."""
+"""Shell script that prints its process group for the reaper, and then becomes the command."""
 
 
 class Processes:
@@ -72,12 +72,13 @@ class Processes:
         )  # fmt: skip
         self._running: dict[int, subprocess.Popen[bytes]] = {}
         self._starter = ThreadPoolExecutor(1, "demo-starter")
-        """Thread that starts and records processes. Ctrl-C interrupts only the main thread, never between the two."""
+        """Thread that starts and records processes. Ctrl-C, which interrupts the main thread, cannot come in
+        between."""
         # Its thread is there from now on: one that Ctrl-C met as it began would not be waited for.
         self._starter.submit(os.getpid).result()
 
     def start(self, command: Sequence[str], env: Mapping[str, str], folder: Path, log: Path) -> subprocess.Popen[bytes]:
-        """Start a process in `folder`, out of Ctrl-C's reach, with output in `log`. RuntimeError after `close`."""
+        """Start a process in `folder` that Ctrl-C does not reach. Raises RuntimeError after `close`."""
 
         def begin() -> subprocess.Popen[bytes]:
             with log.open("ab") as out:
@@ -125,7 +126,7 @@ class Processes:
 
 
 def clean_environment() -> dict[str, str]:
-    """Return this process's environment without the variables of a Slurm job in which the demo may run."""
+    """Return this process's environment without the variables of a Slurm job, since the demo may run in one."""
     stale = ("SLURM_", "ONES_", "SBATCH_", "PMI_", "PMIX_", "OMPI_", "TORCHELASTIC_")
     return {name: value for name, value in os.environ.items() if not name.startswith(stale)}
 
@@ -140,7 +141,7 @@ def make_shims(folder: Path) -> str:
 
 
 def cancelled(folder: Path) -> list[int]:
-    """Return the ids of the arrays that jobs cancelled through the script `CANCEL` since the last call."""
+    """Return the ids of the arrays that jobs have cancelled through `CANCEL` since the last call."""
     asked = folder / ASKED
     if not asked.exists():
         return []
@@ -150,14 +151,14 @@ def cancelled(folder: Path) -> list[int]:
 
 @dataclass
 class ProcessProgram:
-    """Program of a simulated job's block (`simulated_job.Program`). Each start runs `ones-run` on this machine."""
+    """Program of one block (`simulated_job.Program`): each start runs `ones-run` on this machine."""
 
     task: Task
     command: Callable[[int], Sequence[str]]
-    """Function from a number of ranks to the `ones-run` command."""
+    """Function that returns the `ones-run` command for a number of ranks."""
     env: Mapping[str, str]
     folder: Path
-    """Directory from which the job was submitted. Its output files are there, with the names that Slurm uses."""
+    """Directory from which the job was submitted. Its output files are written there, with Slurm's names."""
     processes: Processes
     batch: int = 0
     _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
@@ -187,7 +188,7 @@ class ProcessProgram:
         return 0.0
 
     def ended(self) -> int | None:
-        """Return the exit code if the processes have ended by themselves since the last call; else None."""
+        """Return the exit code if the processes have ended by themselves since the last call, else None."""
         code = self.processes.poll(self._process) if self._process is not None else None
         if code is not None:
             self._process = None
@@ -195,7 +196,7 @@ class ProcessProgram:
 
 
 GROWN_S = 60.0
-"""Time after the start at which the second training is submitted even if the first one has not grown, in seconds."""
+"""Seconds after the start at which the second training is submitted even if the first has not grown."""
 
 
 class _SimulatedNodes(ClusterSpec):
@@ -208,15 +209,13 @@ class _SimulatedNodes(ClusterSpec):
 
 
 class _SimulatedJobs(World):
-    """Simulated jobs. `SIMULATED` is their partition and their user."""
-
     def _request(self, submission: Submission, app: Application) -> Request:
         return replace(super()._request(submission, app), user=SIMULATED, partition=SIMULATED)
 
 
 @dataclass
 class Submitted:
-    """Real training that was submitted on this machine, with the program of each of its blocks."""
+    """Submitted real training, with the program of each of its blocks."""
 
     job: DemoJob
     job_id: int
@@ -233,8 +232,8 @@ class LocalSlurm:
         self.lock = threading.RLock()
         self.submitted: list[Submitted] = []
         self.grown = False
-        """True once a training has grown, as `DemoProgress` finds in the job database. Until then, or until `GROWN_S`,
-        only the first training is submitted: so it shrinks for the others, however slow the machine is."""
+        """True once a training has grown (set by `DemoProgress`). Before that, and before `GROWN_S`, only the first
+        training is submitted: so it grows before it must shrink, even on a slow machine."""
         self._folder, self._processes = folder, processes
         self._upcoming = sorted(jobs, key=lambda job: job.at)
         here = PartitionSpec(HERE, (HERE,), SLOTS, default=False)
@@ -253,11 +252,11 @@ class LocalSlurm:
 
     @property
     def over(self) -> bool:
-        """True once every job has been submitted and has ended."""
+        """True once all jobs have been submitted and have ended."""
         return not self._upcoming and self.world.done
 
     def look(self) -> None:
-        """Record which processes have ended, submit due jobs, and advance simulated jobs to the present time."""
+        """Record ended processes, submit the jobs that are due, and advance simulated jobs to the present time."""
         with self.lock:
             for one in self.submitted:
                 for program in one.programs:

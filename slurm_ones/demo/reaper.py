@@ -1,7 +1,7 @@
-"""Program that ends a demo's processes if the demo dies, which closes the program's standard input.
+"""Program that ends a demo's processes if the demo dies: then the reaper's standard input closes.
 
-It needs only the standard library, so that it starts in milliseconds and uses little memory. It reads lines: `+PID`
-adds a process group, given its leader, and `-PID` removes it.
+It needs only the standard library, so it starts in milliseconds and uses little memory. It reads lines: `+PID` adds a
+process group, given its leader, and `-PID` removes it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def end(groups: Iterable[int], grace_s: float = GRACE_S) -> None:
 
 
 def main() -> None:
-    """Read lines until the demo has ended or died, then end all process groups that are left."""
+    """Read lines until the demo has ended or died, then end the remaining process groups."""
     groups: set[int] = set()
     for line in sys.stdin:
         (groups.add if line[0] == "+" else groups.discard)(int(line[1:]))

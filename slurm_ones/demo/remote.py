@@ -1,6 +1,6 @@
 """Client through which the companion's process uses the demo's simulated Slurm, over a socket.
 
-Both ends run as the same user. Before any call, each proves to the other that it has the demo's key.
+Both ends run as the same user. Before any call, each end proves to the other that it has the demo's key.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from slurm_ones.slurm.client import Refused, SlurmClient, Unreachable
 
 DOOR = "SLURM_ONES_DEMO"
-"""Environment variable with port and key. On a command line, all users of the machine could read the key."""
+"""Environment variable with port and key; all users of the machine could read the key on a command line."""
 CALLS = frozenset(name for name in vars(SlurmClient) if not name.startswith("_")) - {"name"}
 """Methods of `SlurmClient` that can be called over the socket."""
 

@@ -32,18 +32,18 @@ LOOK_S = 0.1
 DATABASE_S = 1.0
 """Seconds between two reads of the job database."""
 SETTLE_S = 20.0
-"""Longest wait for the companion to notice the last job's end, in seconds."""
+"""Longest time, in seconds, to wait until the companion notices the last job's end."""
 LONGEST_S = 240.0
-"""Longest duration of a demo, in seconds; then it is ended."""
+"""Seconds after which a demo is ended."""
 START_S = 30.0
-"""Longest wait for the page's first answer, in seconds."""
+"""Longest time, in seconds, to wait for the page's first answer."""
 UNFIT = frozenset('?#%"\\')
 
 Say = Callable[[float, str], None]
 
 
 class DemoFailed(Refused):
-    """Error that ends the demo. Its message says why."""
+    """Error that ends the demo; its message says why."""
 
 
 def torch_version() -> str:
@@ -67,7 +67,7 @@ def prepare(folder: Path) -> None:
 
 
 def address_in(log: str) -> str:
-    """Return the live page's URL from the log of `slurm-ones web`; empty if it has not been printed yet."""
+    """Return the live page's URL from the log of `slurm-ones web`; empty if it is not printed yet."""
     found = re.search(r"^The live page: (\S+)\n", log, flags=re.MULTILINE)
     return found[1] if found else ""
 
@@ -75,7 +75,7 @@ def address_in(log: str) -> str:
 def page_file(folder: Path, address: str) -> Path:
     """Write a file that redirects a browser to the address, and return its path.
 
-    The address has a token. On the browser's command line all users could read it, in this file only the owner.
+    The address contains a token. All users could read it on a command line; only the owner can read this file.
     """
     path = folder / "page.html"
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
@@ -90,12 +90,12 @@ SIMULATED_EVERY_S = 10.0
 
 
 class DemoProgress:
-    """Reader of the job database. It reports each change in a line."""
+    """Reader of the job database, which reports each change in a line."""
 
     def __init__(self, say: Callable[[float, str], None], began: float) -> None:
         self._say, self._began = say, began
         self._reported: dict[int, int] = {}
-        """Number of memberships already reported for each training, by job id."""
+        """Number of each training's memberships that are already reported, by job id."""
         self._ended: set[int] = set()
         self.states: dict[int, str] = {}
         """State of each job when it was last read, by job id."""
@@ -104,7 +104,7 @@ class DemoProgress:
         """True once a training has grown without a restart."""
 
     def look(self, store: Store, submitted: Sequence[Submitted], now: float) -> list[JobSummary]:
-        """Report the changes since the last call. Return all jobs that the companion knows. `now` is Unix seconds."""
+        """Report the changes since the last call; return all jobs that the companion knows. `now` is Unix seconds."""
         jobs = store.job_summaries()
         by_id = {job.job_id: job for job in jobs}
         self.states = {job.job_id: job.state for job in jobs}
@@ -141,7 +141,7 @@ class DemoProgress:
 
 
 def samples_line(one: Submitted, folder: Path) -> tuple[bool, str]:
-    """Read the ranks' trace files. Return (True if each sample was used once in each epoch, a sentence on it)."""
+    """Read the ranks' trace files. Return whether each sample was used once in each epoch, and a sentence about it."""
     used: Counter[tuple[int, int]] = Counter()
     for path in sorted((folder / f"ones-{one.job_id}").glob("trace-*.jsonl")):
         for text in path.read_text(encoding="utf-8").splitlines():
@@ -162,7 +162,8 @@ class Demo(AbstractContextManager["Demo"]):
     """Context in which a demo runs. After it, only the demo's folder is left."""
 
     def __init__(self, folder: Path, jobs: Sequence[DemoJob], simulated: int, say: Say) -> None:
-        """Prepare a demo with these trainings and `simulated` simulated jobs. `say` gets a Unix time and a line."""
+        """Prepare a demo with these real and `simulated` simulated jobs. `say` is called with a Unix time and a
+        line."""
         self.folder, self._say = folder, say
         self.url = f"sqlite:///{folder / 'ones.sqlite'}"
         self.settings = write_settings(folder, self.url)
@@ -218,7 +219,7 @@ class Demo(AbstractContextManager["Demo"]):
         return False
 
     def wait(self, seconds: float) -> None:
-        """Keep the demo's page for this many seconds."""
+        """Keep serving the page for this many seconds."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             self._look()

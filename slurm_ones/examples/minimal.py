@@ -3,8 +3,8 @@
     python -m slurm_ones.examples.minimal [--seed N]
 
 The same training jobs run twice on 16 GPUs. Rigid: each job gets the GPUs that its user asked for, first come, first
-served. Elastic: every minute a companion learns how fast each job trains at each size, and searches for the best GPUs
-and batch of every job. It changes them by checkpoint → requeue. The real companion adds what a real cluster needs:
+served. Elastic: every minute a companion learns how fast each job trains at each size. It searches for the best GPUs
+and batch of every job, and changes jobs by checkpoint → requeue. The real companion adds what a real cluster needs:
 nodes, limits, failures, and jobs that did not opt in.
 """
 
@@ -24,7 +24,7 @@ POPULATION, GENERATIONS = 32, 40
 
 
 def throughput(gpus: Any, batch: Any, compute_s: float, network_s: float) -> Any:
-    """Samples per second: each GPU computes its share of the batch, then gradients are exchanged."""
+    """Samples per second: each GPU computes its part of the batch, then gradients are exchanged."""
     return batch / (compute_s * batch / gpus + network_s * np.log2(gpus))
 
 
@@ -38,7 +38,7 @@ def efficiency(batch: Any, base: int, noise: float) -> Any:
 
 @dataclass
 class Job:
-    """A training job. The companion must learn the values in `hidden` from the job's reports."""
+    """A training job. The companion cannot see `hidden`; it must learn these values from the job's reports."""
 
     submitted: float
     asked: int  # GPUs
@@ -90,7 +90,7 @@ class Cluster:
 
 
 def first_come_first_served(cluster: Cluster, rng: np.random.Generator) -> None:
-    """Do what Slurm does by itself: start jobs in order, on the GPUs that they asked for."""
+    """Do what Slurm does by itself: start jobs in order, with the GPUs that they asked for."""
     for job in cluster.active():
         if not job.gpus:
             if job.asked > cluster.free():
@@ -102,12 +102,12 @@ def first_come_first_served(cluster: Cluster, rng: np.random.Generator) -> None:
 
 
 def observe(cluster: Cluster) -> list[Job]:
-    """Return the active jobs. (The real companion works on an immutable snapshot.)"""
+    """Return the active jobs. (The real companion takes an immutable snapshot.)"""
     return cluster.active()
 
 
 def learn(job: Job) -> tuple[float, float, float]:
-    """Fit compute and exchange time to the job's reports by least squares. The first two rows are a prior."""
+    """Fit compute and exchange time to the job's reports by least squares, with two rows as a prior."""
     seen = job.reports[-100:]
     rows = [(1.0, 0.0), (0.0, 1.0), *((batch / gpus, np.log2(gpus)) for gpus, batch, _, _ in seen)]
     times = [0.01, 0.05, *(batch / speed for _, batch, speed, _ in seen)]
@@ -130,7 +130,7 @@ def worth(job: Job) -> tuple[np.ndarray, np.ndarray]:
 def decide(rates: np.ndarray, held: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Search for the GPUs of every job that make the sum of `rates` largest.
 
-    `rates` (jobs × GPU counts) is from `worth`, `held` has the GPUs of each job now. The search is evolutionary:
+    `rates` (jobs × GPU counts) is from `worth`; `held` (jobs) has each job's present GPUs. The search is evolutionary:
     schedules are crossed and mutated, and the best survive. A running job keeps at least one GPU.
     """
     jobs, least, rows = np.arange(len(held)), np.minimum(held, 1), np.arange(POPULATION)
@@ -149,7 +149,7 @@ def decide(rates: np.ndarray, held: np.ndarray, rng: np.random.Generator) -> np.
 
 
 def act(cluster: Cluster, jobs: list[Job], gpus: np.ndarray, batches: list[np.ndarray]) -> None:
-    """Carry the schedule out. Jobs that give GPUs back are changed before jobs that get more."""
+    """Carry out the schedule, first for jobs that give GPUs back."""
     for i in np.argsort([count - job.gpus for count, job in zip(gpus, jobs, strict=True)]):
         if gpus[i] != jobs[i].gpus:
             cluster.place(jobs[i], int(gpus[i]), int(batches[i][gpus[i]]))
@@ -165,7 +165,7 @@ def companion(cluster: Cluster, rng: np.random.Generator) -> None:
 
 
 def workload(count: int, seed: int) -> list[Job]:
-    """Return `count` jobs of 6 minutes to 2 hours on the GPUs that they ask for, one every 7 minutes on average."""
+    """Return `count` jobs of 6 minutes to 2 hours at their requested size, one every 7 minutes on average."""
     rng, now, jobs = np.random.default_rng(seed), 0.0, []
     for _ in range(count):
         asked, base = int(rng.choice([1, 2, 4, 8])), int(rng.choice([64, 128, 256]))

@@ -1,8 +1,7 @@
-"""Elastic jobs of a snapshot: jobs that may be resized, their sizes, and the reasons why other jobs may not be
-resized.
+"""Elastic jobs of a snapshot: which jobs may be resized, to which sizes, and why other jobs may not.
 
-A job (`WholeJob`) is either a single Slurm job, or an array whose comment says `array=blocks`. The tasks of such an
-array are its blocks: they train together as one job.
+A job (`WholeJob`) is a single Slurm job, or an array whose comment says `array=blocks`. The tasks of such an array are
+its blocks: they train together as one job.
 """
 
 from __future__ import annotations
@@ -30,34 +29,33 @@ NO_GUESTS: Guests = {}
 
 @dataclass(frozen=True)
 class WholeJob:
-    """A user's job of one or more blocks. To Slurm each block is a separate job."""
+    """A user's job of one or more blocks. Each block is a job in Slurm."""
 
     job_id: int
-    """Id of the job, or of its array, as used in the job's files, orders and records."""
+    """Id of the job, or of its array. The job's files, orders and records have this id."""
     restart: int
     """Number of the job's present run: Slurm's restart count for a plain job, the term for a job of blocks."""
     blocks: tuple[SlurmJob, ...]
-    """Blocks of the job, one per task, ascending; for a plain job, the job itself."""
+    """Blocks of the job, by ascending task number; for a plain job, the job itself."""
     first: SlurmJob
-    """Block whose state is taken as the state of the whole job (see `_representative`)."""
+    """Block whose state is the state of the whole job (see `_representative`)."""
     home: SlurmJob
-    """Block whose owner, queue and comment count as the job's: a base block. If all blocks are guests, it is a guest
-    with the job's stored queue."""
+    """Base block whose owner, queue and comment are the job's. If all blocks are guests, it is a guest with the job's
+    stored queue."""
     submit_time: float
     key: JobKey
-    """Id of the job in Slurm's commands. For a waiting job of blocks it is the array, or if a block was changed
-    separately, the block that starts first."""
+    """Id of the job in Slurm's commands. For a waiting job of blocks it is the array's; or if a block was changed
+    separately, that of the block that starts first."""
     by_blocks: bool = False
     """True if blocks join and leave during training. A plain job has one block and is resized by a requeue."""
     refusal: Reason | None = None
-    """Reason against resizing the job that follows from its blocks, for example if they differ; None if there
-    is none."""
+    """Reason, found in the blocks, why the job may not be resized, such as blocks that differ; None without one."""
     guests: frozenset[int] = frozenset()
     """Task numbers of the job's guest blocks, waiting or running."""
 
     @classmethod
     def of(cls, job: SlurmJob, array: int = 0) -> WholeJob:
-        """Return the job that has only this block. `array` is the array's id if it is a job of blocks."""
+        """Return the job that consists of this block. `array` is the array's id if it is a job of blocks, else 0."""
         return cls(array or job.job_id, job.restart, (job,), job, job, job.submit_time, job.key, by_blocks=array > 0)
 
     @cached_property
@@ -66,12 +64,12 @@ class WholeJob:
         return {block.array_tasks[0]: block for block in self.blocks if block.array_tasks}
 
     def is_guest(self, block: SlurmJob) -> bool:
-        """Tell whether a block of the job waits or runs as a guest."""
+        """Tell whether a block of the job is a guest."""
         return not self.guests.isdisjoint(block.array_tasks)
 
     def base_first(self, tasks: Iterable[int]) -> tuple[int, ...]:
-        """Return the tasks, base blocks before guests: a base block should lead the training, since Slurm does not
-        preempt it."""
+        """Return the tasks, base blocks before guests. The first should lead the training, and Slurm does not preempt
+        base blocks."""
         return tuple(sorted(tasks, key=lambda task: (task in self.guests, task)))
 
     @property
@@ -108,12 +106,11 @@ class WholeJob:
 
     @cached_property
     def running_blocks(self) -> tuple[SlurmJob, ...]:
-        """Running blocks of the job."""
         return tuple(block for block in self.blocks if block.running)
 
     @property
     def node_list(self) -> tuple[str, ...]:
-        """Nodes that the job has, or had in its last run."""
+        """Nodes of the job's present run, or else of its last run."""
         return tuple(dict.fromkeys(name for block in self.running_blocks or (self.first,) for name in block.node_list))
 
     @property
@@ -129,7 +126,7 @@ class WholeJob:
 
     @property
     def run_start(self) -> float:
-        """Start of the job's present run; of a job of blocks, its submission, since Slurm does not know terms."""
+        """Start of the job's present run. For a job of blocks it is the submission, since Slurm does not know terms."""
         return self.submit_time if self.by_blocks else self.start_time
 
     @property
@@ -138,8 +135,8 @@ class WholeJob:
 
 
 def arrays(jobs: Iterable[SlurmJob]) -> dict[int, tuple[SlurmJob, ...]]:
-    """Return the records of each array of blocks, by the array's id: the comment of a live task says so, or of any task
-    if all have ended."""
+    """Return the records of each array of blocks, by the array's id. An array is one of blocks if a live task's comment
+    says so; if all tasks have ended, any task's comment."""
     found: dict[int, list[SlurmJob]] = defaultdict(list)
     for job in jobs:
         if job.array_id and job.array_tasks:
@@ -172,8 +169,7 @@ def says_blocks(comment: str) -> bool:
 def whole_job(
     array: int, records: Sequence[SlurmJob], known: JobRecord | None = None, term: int = 0, guests: Guests = NO_GUESTS
 ) -> WholeJob:
-    """Return the job of an array's records. `known` is the job's stored record, if any; `term` is the job's present
-    term."""
+    """Return the job of an array's records. `known` is the job's stored record, if any; `term` is its present term."""
     tasks = newest(records)
     blocks, others, lent = _of_one_kind(tasks[:MAX_BLOCKS], guests)
     first = _representative(blocks)
@@ -201,15 +197,15 @@ def whole_job(
 
 
 def guests_of(settings: Settings) -> Guests:
-    """Return the queues of guests that the settings name."""
+    """Return the guests' queues that the settings name, by partition."""
     return {name: Queue(one.partition, one.qos, one.account) for name, one in settings.guests.items()}
 
 
 def is_guest(job: SlurmJob, guests: Guests) -> bool:
-    """Tell whether a block is in a queue of guests, named by the settings or by the owner's comment.
+    """Tell whether a block is in a guests' queue, named by the settings or by the owner's comment.
 
-    The job's own launcher moves blocks into the comment's queue, and the companion releases none there. If Slurm does
-    not preempt jobs of this queue, such a block is given back to waiting jobs like any other.
+    The job's own launcher moves blocks into the comment's queue; the companion releases none there. If Slurm does not
+    preempt jobs of this queue, such a block is given back to waiting jobs like any other block.
     """
     names = ",".join(job.partitions), job.qos, job.account
     own = (all(one in ("", name) for one, name in zip(queue, names, strict=False)) for queue in guests.values())
@@ -228,7 +224,7 @@ def _lent(job: SlurmJob) -> bool:
 
 
 def as_one(shapes: Sequence[Shape]) -> Shape:
-    """Return the shape of a job with blocks of these shapes; 1 × all GPUs if the blocks differ in GPUs per node."""
+    """Return the shape of a job with blocks of these shapes: 1 × all GPUs if the blocks differ in GPUs per node."""
     each = {shape.gpus_per_node for shape in shapes}
     if len(each) == 1:
         return Shape(sum(shape.nodes for shape in shapes), each.pop())
@@ -236,7 +232,7 @@ def as_one(shapes: Sequence[Shape]) -> Shape:
 
 
 def newest(records: Sequence[SlurmJob]) -> tuple[SlurmJob, ...]:
-    """Return one record for each array task, ascending by task: the live one, or else the newest."""
+    """Return one record for each array task, by ascending task number: the live record, or else the newest."""
     found: dict[int, SlurmJob] = {}
     for record in records:
         # One task more than a job of blocks may have is enough to see that there are too many.
@@ -255,8 +251,8 @@ def _newness(job: SlurmJob) -> tuple[bool, int, bool, float, int]:
 
 
 def _of_one_kind(tasks: Sequence[SlurmJob], guests: Guests) -> tuple[tuple[SlurmJob, ...], str, frozenset[int]]:
-    """Return the tasks that may form one job, the first difference between them in words ("" for none), and which of
-    them are guests. Ended tasks that differ are left out."""
+    """Return the tasks that may form one job, the first difference between them as text ("" for none), and the task
+    numbers of their guests. Ended tasks that differ are left out."""
     lent = {job.array_tasks[0] for job in tasks if is_guest(job, guests)}
     base = [job for job in tasks if job.array_tasks[0] not in lent] or tasks
     first = min(base, key=lambda job: (not says_blocks(job.comment), job.ended))
@@ -298,8 +294,8 @@ def _blocks_refusal(blocks: Sequence[SlurmJob], others: str, count: int, known: 
 
 
 def _representative(blocks: Sequence[SlurmJob]) -> SlurmJob:
-    """Return the block whose state counts as the job's: a running one, or else, in this order, another active one, one
-    that may start, the one that ended last, a held one."""
+    """Return the block whose state is the job's. The order of preference: a running block, an otherwise active block,
+    one that may start, the block that ended last, a held block."""
     live = [job for job in blocks if not job.ended]
     active = [job for job in live if job.running] or [job for job in live if not job.pending]
     startable = [job for job in live if job.pending and not job.held]
@@ -324,11 +320,11 @@ class Elastic:
     """GPUs of a full node of the job's partition."""
     whole_nodes: bool
     refusal: Reason | None = None
-    """Reason against resizing the job; None if it may be resized."""
+    """Reason why the job may not be resized; None if it may be."""
 
     @property
     def shape(self) -> Shape:
-        """Shape that the job has or asks for; 1 × all GPUs if its nodes have different numbers of GPUs."""
+        """Shape that the job has or asks for; 1 × all GPUs if the GPUs on its nodes are unequal."""
         running = self.job.running_blocks
         if len(running) < 2:
             return self.shape_of(running[0] if running else self.job.first)
@@ -346,17 +342,17 @@ class Elastic:
         return held
 
     def shape_of(self, job: SlurmJob) -> Shape:
-        """Return the shape of this Slurm job: the whole job, or one of its blocks."""
+        """Return the shape of a Slurm job that is the whole job or one of its blocks."""
         return Shape(job.nodes, self.gpus_per_node if self.whole_nodes else job.gpus_per_node)
 
     @property
     def partition(self) -> str:
-        """Partition in which the job competes for GPUs. If a pending job names several, the first of them."""
+        """Partition in which the job competes for GPUs; the first if a pending job names several."""
         return self.job.home.partition
 
     @property
     def weighed(self) -> bool:
-        """True if policies see the job, even as one that keeps its size."""
+        """True if policies see the job, even if it must keep its size."""
         return self.optin is not None and self.shape.gpus > 0
 
     @property
@@ -375,7 +371,7 @@ class Elastic:
         return self.shape.gpus, self.shape.gpus
 
     def allows(self, gpus: int) -> bool:
-        """Tell whether the owner allows this number of GPUs: within the range, in steps from its lower end."""
+        """Tell whether this number of GPUs is in the owner's range, in whole steps from its lower end."""
         low, high = self.gpu_range
         return low <= gpus <= high and (gpus - low) % (self.optin.step if self.optin is not None else 1) == 0
 
@@ -389,7 +385,7 @@ class Observation:
     left: dict[int, Elastic] = field(default_factory=dict)
     """Ended jobs of blocks whose array still has waiting tasks, by job id."""
     idle: Mapping[int, float] = field(default_factory=dict)
-    """Mean GPU use, in [0, 1], of each job that counts as idle, by job id."""
+    """Mean GPU use, in [0, 1], of each idle job, by job id."""
 
     @cached_property
     def of_blocks(self) -> Mapping[int, Elastic]:
@@ -430,8 +426,8 @@ def _refusal(
 
 
 def _task_refusal(job: SlurmJob, optin: OptIn, snapshot: Snapshot) -> Reason | None:
-    """Return the reason why a single array task, or a part of a heterogeneous job, may not be resized; None if it
-    may."""
+    """Return the reason why a single array task, or a component of a heterogeneous job, may not be resized; else
+    None."""
     if not job.array:
         return reason("blocks_no_array") if optin.blocks else None
     if not job.array_id:

@@ -1,11 +1,10 @@
-"""GPU use of each job, as measured by Slurm, or else as reported by the job.
+"""GPU use of each job, measured by Slurm, or else reported by the job.
 
 A job is idle if the mean use of its GPUs over `limits.idle_s` is below `limits.idle_use`. Reports count only for times
 of training, and the mean starts again when the job's ranks change. So a block that loads data, joins or waits does not
 look idle.
 
-A false report of little use costs a job only the GPUs by which it grew. A false report of much use has the same effect
-as no report.
+A false report of low use costs a job only its growth. A false report of high use has the effect of no report.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ LOOK_S = 300.0
 MEASURED = 0.5
 """Fraction of `limits.idle_s` that measurements must cover before a job can count as idle."""
 HOLDS = 3
-"""Time for which a job counts as idle after it was last found idle, in multiples of `limits.idle_s`."""
+"""Multiple of `limits.idle_s` for which a job counts as idle after it was last found idle."""
 
 
 @dataclass
@@ -37,16 +36,16 @@ class _Window:
 
 
 class GpuUses:
-    """GPU use of each job, in memory only: no job counts as idle when the companion starts."""
+    """GPU use of each job, in memory only: after a start of the companion no job is idle."""
 
     def __init__(self, client: SlurmClient, limits: LimitSettings) -> None:
         self._client, self._limits = client, limits
         self._looked = -math.inf
         self._by_slurm: dict[int, GpuUse] = {}
-        """Mean use per GPU of each job, by job id, in Slurm's last measurement."""
+        """Mean use per GPU in Slurm's last measurement, by job id."""
         self._windows: dict[int, _Window] = {}
         self._found: dict[int, tuple[float, float]] = {}
-        """Mean GPU use of each idle job, and when the job was last found idle, by job id."""
+        """Mean GPU use of each idle job, and the time at which it was last found idle, by job id."""
 
     @property
     def idle(self) -> dict[int, float]:

@@ -1,4 +1,4 @@
-"""Observation of each tick: reads Slurm's snapshot and the elastic jobs' reports, and stores both."""
+"""Observation in each tick: reads Slurm's snapshot and the elastic jobs' reports, and stores both."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ AT_ONCE = 1000
 
 
 class Observer:
-    """Reader of Slurm and of the jobs' reports, which stores both, and changes nothing else. The database has the
-    position reached in each report file."""
+    """Reader of Slurm and of the jobs' reports. It stores both, and in each report file the position up to which it has
+    read."""
 
     def __init__(
         self, client: SlurmClient, store: Store, settings: Settings, clock: Callable[[], float] = time.time
@@ -69,21 +69,21 @@ class Observer:
         self._nodes: dict[str, NodeRecord] = {}
         self._other_gpus: int | None = None
         self._counted: dict[int, bool] = {}
-        """True if a job was submitted with a task count, by job id. Only jobs whose details were read have an entry."""
+        """True for each job that was submitted with a task count, by job id, for jobs whose details were read."""
         self._specs: dict[tuple[int, int], Spec] = {}
         """Spec of each run as last stored, by job id and restart."""
         self._measured: dict[tuple[int, int], Measured] = {}
-        """Last Hello or Throughput report of each run, by job id and restart. It is empty when the companion starts."""
+        """Last Hello or Throughput report of each run, by job id and restart, since the companion started."""
         self._terms = Terms(store, self._own_uid, guests_of(settings))
         self._files = JobDirectories(settings.spool)
         self._uses = GpuUses(client, settings.limits)
         self._throttled: dict[int, int] = {}
-        """Task throttle of each waiting array that was read, 0 for none, by array id."""
+        """Task throttle of each waiting array (0 for none), as far as it was read, by array id."""
         self._silent: dict[int, str] = {}
-        """Error of the file system for each job whose files did not respond at the last read, by job id."""
+        """Error of the file system for each job whose files could not be read last time, by job id."""
         self.other = OtherCompanion(self._own_uid, self._files.hello, clock)
         self._asked: dict[int, Sequence[SlurmJob]] | None = None
-        """Tasks of each array as read in this call of `collect`, by array id; None if Slurm must not be queried."""
+        """Tasks that this call of `collect` has read from Slurm, by array id; None if it must not query Slurm."""
 
     def observe(self) -> Observation:
         """Return the observation of one tick. Raises `Unreachable`."""
@@ -133,8 +133,8 @@ class Observer:
     def _throttles(self, jobs: Mapping[int, WholeJob], snapshot: Snapshot) -> dict[int, int]:
         """Return the task throttles (largest number of tasks that run at once) that the snapshot lacks, by array id.
 
-        Throttles of arrays of blocks are read at each tick. While an elastic job runs, throttles of other waiting
-        arrays are read once. One call reads all.
+        Throttles of arrays of blocks are read in each tick. Throttles of other waiting arrays are read once, while an
+        elastic job runs.
         """
         asked = {
             next(block.job_id for block in one.blocks if not block.ended): array
@@ -152,8 +152,8 @@ class Observer:
         return {array: most for array, most in (self._throttled | found).items() if most}
 
     def _with_details(self, seen: dict[int, Elastic], known: Set[int]) -> dict[int, Elastic]:
-        """Return all jobs, with a refusal for jobs that were submitted with a task count. The details that show it are
-        read once for each job."""
+        """Return all jobs, with a refusal for jobs that were submitted with a task count. Slurm is asked once for each
+        job."""
         new = [id_ for id_, e in seen.items() if not e.refusal and not e.job.ended and id_ not in self._counted]
         # Tasks of an array were submitted together, so one of them is read for all.
         asked = {next(block.job_id for block in seen[id_].job.blocks if not block.ended): id_ for id_ in new}
@@ -164,7 +164,7 @@ class Observer:
         return seen | {id_: replace(seen[id_], refusal=reason("task_counts")) for id_ in refused}
 
     def _within_reach(self, seen: dict[int, Elastic]) -> dict[int, Elastic]:
-        """Return all jobs, with a refusal for each job that orders cannot reach, or on which another companion acts."""
+        """Return all jobs, with a refusal for each job that orders cannot reach, or that another companion resizes."""
         self._files.forget(seen)
         self._silent = {id_: problem for id_, problem in self._silent.items() if id_ in seen}
         read = {job_id for job_id, _ in self._specs}
@@ -201,7 +201,7 @@ class Observer:
         self._terms.stored(jobs)
 
     def _store_nodes(self, snapshot: Snapshot, seen: Mapping[int, Elastic]) -> None:
-        """Store the nodes that changed, and the GPUs of jobs that did not opt in."""
+        """Store the nodes that changed, and the number of GPUs of jobs that did not opt in."""
         nodes = {name: node_record(node) for name, node in snapshot.nodes.items()}
         if nodes != self._nodes:
             self._store.record_nodes(snapshot.time, nodes.values())
@@ -213,9 +213,8 @@ class Observer:
             self._other_gpus = gpus
 
     def _close_lost(self, snapshot: Snapshot, jobs: Mapping[int, WholeJob], seen: Set[int], no_more: Set[int]) -> None:
-        """Close the records of jobs that are live in the database but no longer elastic: Slurm no longer knows them, or
-        their owners opted out. In `no_more` are jobs whose owners removed only the word `array=blocks` from the
-        comment."""
+        """Close the records of jobs that Slurm no longer knows, or whose owners opted out. In `no_more` are jobs whose
+        owners removed only the word `array=blocks` from the comment."""
         lost = self._store.live_jobs() - seen
         if not lost:
             return
@@ -238,8 +237,8 @@ class Observer:
         self._store.record_jobs(records)
 
     def collect(self, jobs: Sequence[WholeJob], *, now: float, ask: bool = False) -> None:
-        """Store the new reports of these jobs' newest runs, in one transaction. With `ask`, blocks that started since
-        the last tick are read from Slurm."""
+        """Store the new reports of these jobs' newest runs, in one transaction. With `ask`, read the tasks of unknown
+        blocks from Slurm."""
         self._asked = {} if ask else None
         of_blocks = [job.job_id for job in jobs if job.by_blocks]
         places = self._store.report_positions([job.job_id for job in jobs])
@@ -264,8 +263,7 @@ class Observer:
     def _read(
         self, job: WholeJob, restart: int, offset: int, number: int, now: float, most: int, others: int
     ) -> RunReports | None:
-        """Return the new reports of a run; None if there are none. Memberships get the number of nodes that Slurm
-        shows."""
+        """Return the new reports of a run, with Slurm's number of nodes in memberships; None if there are none."""
         try:
             found, problem = read_reports(job, restart, offset, number, now=now, most=most, others=others)
         except NoAnswer as error:
@@ -290,7 +288,7 @@ class Observer:
         return replace(found, spec=spec, lines=lines)
 
     def _tasks(self, array: int) -> Sequence[SlurmJob]:
-        """Return an array's tasks, read at most once in a call of `collect`; empty if `collect` may not ask Slurm."""
+        """Return an array's tasks, read at most once in a call of `collect`; empty if it must not query Slurm."""
         if self._asked is None:
             return ()
         if array not in self._asked:
@@ -312,8 +310,8 @@ class Observer:
 
 
 def job_record(elastic: Elastic, note: str) -> JobRecord:
-    """Return the job's record, with the user's texts made printable. While guests and base blocks run, its requested
-    shape is that of the base blocks."""
+    """Return the job's record, with the user's texts made printable. While base blocks and guests run, the requested
+    shape in it is the base blocks' shape."""
     job, home = elastic.job, elastic.job.home
     base = [elastic.shape_of(block) for block in job.running_blocks if not job.is_guest(block)]
     return JobRecord(
@@ -339,15 +337,15 @@ def job_record(elastic: Elastic, note: str) -> JobRecord:
 
 
 def node_record(node: Node) -> NodeRecord:
-    """Return the node's record. It does not depend on the jobs that run on the node."""
+    """Return the node's record, without anything that changes with the jobs on the node."""
     # A reserved node may become idle or busy while it is reserved.
     state = "UP" if node.usable else "RESERVED" if usable(node.state) else node.state
     return NodeRecord(node.name, state, node.usable, node.gpus, ",".join(node.partitions))
 
 
 def run_record(elastic: Elastic, before: RunRecord | None = None, kinds: Mapping[str, str] | None = None) -> RunRecord:
-    """Return the record of the job's present run; a run of a job of blocks is one term. `before` is the job's last
-    record. The GPU kind is the one that the job asked for, or else the kind of its nodes (`kinds`)."""
+    """Return the record of the job's present run (for a job of blocks, of its term). `before` is the record of the last
+    tick. The GPU kind is the requested kind, or else that of the nodes (`kinds`, by node)."""
     job, shape = elastic.job, elastic.shape
     same = before if before is not None and before.restart == job.restart else None
     kind, start = kind_of(job.node_list, kinds or {}), job.start_time or None
@@ -371,7 +369,7 @@ def run_record(elastic: Elastic, before: RunRecord | None = None, kinds: Mapping
 
 
 class DrainReports:
-    """Reader of a job's newest reports at any time, so that a resize does not wait for the next tick."""
+    """Reader of a job's newest reports at any time, so that a resize need not wait for the next tick."""
 
     def __init__(self, observer: Observer, store: Store, clock: Callable[[], float]) -> None:
         self._observer = observer
@@ -379,8 +377,8 @@ class DrainReports:
         self._clock = clock
 
     def drained(self, job: WholeJob, restart: int, order: int) -> float | None:
-        """Return the time at which the job reported the checkpoint that the order asked for. Return None without one,
-        or if the job has trained on since."""
+        """Return the time at which the job reported the checkpoint for this drain order. Return None before that, or if
+        the job has trained on since."""
         self._observer.collect([job], now=self._clock())
         found = self._store.checkpoint_for_order(job.job_id, restart, order)
         if found is None:
@@ -396,7 +394,7 @@ class DrainReports:
         return min(time, self._clock())
 
     def gone(self, job: WholeJob, restart: int) -> bool:
-        """Tell whether the drained run has reported that its processes end."""
+        """Tell whether the drained run has reported the end of its processes."""
         self._observer.collect([job], now=self._clock())
         runs = self._store.runs(job.job_id)
         return any(run.restart == restart and run.end_reason == "drained" for run in runs)
@@ -412,7 +410,7 @@ class DrainReports:
 
 
 class StopFile:
-    """File that stops all resizes; the database keeps who made it."""
+    """File that stops all resizes."""
 
     def __init__(self, path: Path, store: Store) -> None:
         self._path = path
@@ -420,7 +418,7 @@ class StopFile:
         self._there = False
 
     def check(self, now: float) -> None:
-        """Store an action if the stop file was made, by its owner, or removed, by an unknown user, since the last
+        """Store in the database if the stop file was made (by its owner) or removed (by an unknown user) since the last
         check."""
         try:
             found = self._path.stat()

@@ -1,12 +1,11 @@
-"""Agreement between two companions of the same job, its owner's and the site's: one of them leaves the job to the
-other.
+"""Agreement between a job's two companions, its owner's and the site's: only one of them resizes it.
 
 While the site's companion acts, it keeps touching a file in its spool, the mark. The owner's companion yields on every
 job that reads orders from a spool with a recent mark. It writes its own orders into the job's directory; the site's
 companion yields on a job with a recent order there.
 
-If both start in the same second, the job obeys the order with the higher number. The companion of the lower one gives
-up its resize without notifying the job.
+If both start in the same second, the job obeys the order with the higher number. The companion of the lower number
+gives up its resize without notifying the job.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ from slurm_ones.jobs.elastic import WholeJob
 from slurm_ones.untrusted_files import NotBelieved, job_directory, read_file, status_of
 
 YIELD_S = 300.0
-"""Age, in seconds, up to which an order, or a spool's mark (`SPOOL_MARK`), shows that a companion is active."""
+"""Largest age, in seconds, of an order or of a spool's mark (`SPOOL_MARK`) that shows that a companion is active."""
 
 
 class OtherCompanion:
-    """Check for another companion: a job on which another companion acts gets a refusal."""
+    """Check for another companion, which gives a refusal to each job that it resizes."""
 
     def __init__(
         self, own_uid: int | None, hello: Callable[[WholeJob], Hello | None], clock: Callable[[], float]
@@ -40,7 +39,7 @@ class OtherCompanion:
         self._clock = clock
 
     def refusal(self, job: WholeJob) -> Reason | None:
-        """Return the reason to yield for the job; None if no other companion acts on it."""
+        """Return the reason to leave the job to another companion; None if no other companion resizes it."""
         # An order's number is its time in milliseconds. A number far ahead was not written by a companion.
         recent = abs(self._clock() - self.number(job) / 1000) < YIELD_S
         if self._own_uid is None:
@@ -73,8 +72,8 @@ class OtherCompanion:
 
 
 def _number(folder: Path, name: str, uid: int | None, folder_uid: int | None = None) -> int:
-    """Return the number of the order that the user `uid` (None: the owner of `folder`) wrote in `folder`; 0 for none,
-    or if this process runs as that user."""
+    """Return the number of the order in `folder` that the user `uid` wrote (by default the owner of `folder`). Return 0
+    without one, or if this process runs as that user."""
     try:
         owner = status_of(folder, os.geteuid()).st_uid if uid is None else uid
         if owner == os.geteuid():

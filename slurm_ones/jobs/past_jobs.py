@@ -24,31 +24,31 @@ from slurm_ones.slurm.sacct import AccountingRow
 
 
 class PastJobs:
-    """Converter from accounting rows to ended jobs. The rows are read in spans of time, in order of the runs' ends.
+    """Converter from accounting rows to ended jobs. Rows are read in time spans, in order of the runs' ends.
 
     A requeued job's rows are kept until its last run is read. A job whose last run is missing is left to a later
     import.
     """
 
     def __init__(self, known: Callable[[int], bool] = lambda array: False) -> None:
-        """Create the converter. `known` tells whether an array is one of blocks, since accounting seldom keeps
+        """Create the converter. `known` tells whether an array is one of blocks, since accounting seldom has
         comments."""
         self._known = lru_cache(None)(known)
         self._said: set[int] = set()
-        """Arrays with a row whose comment declares blocks."""
+        """Arrays of blocks, as a comment in one of their rows says."""
         self._open: dict[tuple[int, int, float], AccountingRow] = {}
-        """Rows of jobs that have not ended, by id of the job or array, id of the task, and time of submission."""
+        """Rows of jobs that have not ended, by (id of the job or array, id of the task, submission time)."""
 
     @property
     def open(self) -> int:
-        """Number of requeued jobs whose last run is still missing."""
+        """Number of requeued jobs whose last run has not been read."""
         return len({job_id for job_id, _, _ in self._open})
 
     def _of_blocks(self, row: AccountingRow) -> bool:
         return bool(row.array) and (row.array in self._said or self._known(row.array))
 
     def take(self, rows: Iterable[AccountingRow], until: float) -> list[AccountingJob]:
-        """Take the rows of the span before `until`; return the jobs that have ended, in order of job id."""
+        """Read the rows of runs that ended before `until`; return the jobs that have ended, in order of job id."""
         read = [row for row in rows if row.end is None or row.end < until]
         self._said.update(row.array for row in read if row.array and _says_blocks(row.comment))
         for row in read:
@@ -79,8 +79,8 @@ def _says_blocks(comment: str) -> bool:
 
 
 def _apart(rows: Sequence[AccountingRow]) -> list[list[AccountingRow]]:
-    """Split the rows of one job id, sorted by submission, at each reuse of the id by another job: another user, or a
-    submission more than `SAME_JOB_S` after the last end."""
+    """Divide the rows of one job id, sorted by submission, wherever a new job has reused the id. A new job has another
+    user, or is submitted more than `SAME_JOB_S` after the last end."""
     found: list[list[AccountingRow]] = []
     latest = 0.0
     for row in rows:
@@ -93,7 +93,7 @@ def _apart(rows: Sequence[AccountingRow]) -> list[list[AccountingRow]]:
 
 
 def job_of_blocks(array: int, rows: Sequence[AccountingRow]) -> AccountingJob:
-    """Return the job of an array of blocks, from the rows of all its ended tasks."""
+    """Return the job of an array of blocks. `rows` are those of all its ended tasks."""
     ran = [row for row in rows if row.start is not None and row.end is not None and row.end > row.start]
     first = min(ran or rows, key=lambda row: row.start or row.submit)
     last = max(ran or rows, key=lambda row: row.end or 0.0)
@@ -124,7 +124,7 @@ def job_of_blocks(array: int, rows: Sequence[AccountingRow]) -> AccountingJob:
 
 
 def accounting_job(rows: Sequence[AccountingRow]) -> AccountingJob:
-    """Return an ended job from its rows, which are in order of submission."""
+    """Return an ended job from its rows in order of submission."""
     first, last = rows[0], rows[-1]
     restarts = [row.restart for row in rows]
     if None in restarts or len(set(restarts)) < len(restarts):
@@ -164,13 +164,12 @@ def _job(job_id: int, first: AccountingRow, last: AccountingRow, restart: int, s
 
 
 def _shape(nodes: int, gpus: int) -> Shape:
-    """Return the shape; 1 × all GPUs if the nodes do not have equally many."""
+    """Return the shape; 1 × all GPUs if the GPUs cannot be equal on all nodes."""
     each, rest = divmod(gpus, max(nodes, 1))
     return Shape(1, gpus) if rest else Shape(nodes, each)
 
 
 def _hosts(text: str, nodes: int) -> tuple[str, ...]:
-    """Return the names of the nodes; empty if `text` does not name exactly `nodes` nodes."""
     try:
         names = expand(text)
     except ValueError:

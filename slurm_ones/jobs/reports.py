@@ -1,8 +1,8 @@
-"""Reader of jobs' reports: a bounded part at a time, each line checked, a bad line dropped.
+"""Reader of jobs' reports: it reads a bounded number of lines at a time, checks each line, and drops bad lines.
 
 A job's user can write anything into its reports. Each line must have the right form, and its time must lie within the
-run by Slurm's clock. The numbers of lines must rise at a plausible rate. Samples count only as far as the job's steps
-and its position in the data confirm them (`confirmed`).
+run by Slurm's clock. Report numbers must not rise faster than a job can report. Samples count only as far as the job's
+steps and its position in the data confirm them (`confirmed`).
 
 No check here can tell whether a job trains at all. `learn` bounds what a user can gain by consistent lies.
 """
@@ -56,39 +56,38 @@ MAX_BYTES = 1 << 20
 MAX_LINES = 2_000
 """Largest number of lines, good or bad, read from one job in a tick. Further lines wait for the next tick."""
 LEAST_LINES = 64
-"""Number of lines that are read from any job in a tick, more than a job writes in a minute."""
+"""Number of lines that are read from any job in a tick. A job writes fewer in a minute."""
 ALL_LINES = 100_000
-"""Number of lines read from all jobs together in a tick; more if each job would else get less than `LEAST_LINES`."""
+"""Number of lines read from all jobs together in a tick; more if a job would otherwise get less than `LEAST_LINES`."""
 BURST = 2_000
 PER_S = 2.0
-"""Accepted reports per second since the run's start, in addition to `BURST`. A wrapper reports every 2 s by default."""
+"""Accepted reports per second since the run's start, beyond `BURST`. By default a wrapper reports every 2 s."""
 FUTURE_S = 300.0
-"""Largest number of seconds by which a report's time may be ahead of the companion's clock."""
+"""Most seconds by which a report's time may be ahead of the companion's clock."""
 SKEW_S = 300.0
 """Largest accepted difference between a node's clock and Slurm's, in seconds."""
 LENGTHS = 1.05
-"""Factor by which a reported duration may exceed the time since the run's start."""
+"""Largest accepted ratio of a reported duration to the time since the run's start."""
 ROUNDING = 1.05
-"""Factor by which the samples between two reports may exceed steps × batch, because ranks round their shares of a
-batch."""
+"""Largest accepted ratio of reported samples to steps × batch; ranks round their local batches."""
 MAX_PROBLEM = 500
-"""Longest description of a problem, in characters."""
+"""Largest number of characters in the description of a problem."""
 
 
 def lines_per_job(jobs: int) -> int:
-    """Return the number of lines to read from each job, if there are this many jobs."""
+    """Return the number of lines to read from each of `jobs` jobs."""
     return min(max(ALL_LINES // max(jobs, 1), LEAST_LINES), MAX_LINES)
 
 
 def highest_number(job: WholeJob, restart: int, now: float, others: int = 0) -> int:
-    """Return the highest report number that this run can plausibly have reached by now. All runs of a job of blocks
-    share one bound, so `others` is the number of the other runs' reports."""
+    """Return the highest report number that this run can have reached by now. All runs of a job of blocks share one
+    bound, so the number of the other runs' reports (`others`) is subtracted."""
     since = job.run_start if restart == job.restart and job.run_start else job.submit_time
     return BURST + int(PER_S * max(now - since, 0.0)) - others
 
 
 def read_spec(job: WholeJob) -> tuple[Spec | None, str]:
-    """Return the spec that the job reported (None without one), and a problem in words ("" for none). Raises
+    """Return the spec that the job reported (None without one), and what is wrong with it ("" for nothing). Raises
     `NoAnswer`."""
     try:
         return _spec(read_files(job_directory(job), job.uid, [_SPEC])[0])
@@ -102,7 +101,7 @@ def read_spec(job: WholeJob) -> tuple[Spec | None, str]:
 
 _SPEC: Part = (SPEC, 0, MAX_SPEC + 1)
 _decoded = lru_cache(maxsize=256)(decode_spec)
-"""Cached decoder of specs, which are read in each tick but seldom change."""
+"""Decoder of specs with a cache, since specs are read in each tick and seldom change."""
 
 
 def _spec(found: Found) -> tuple[Spec | None, str]:
@@ -119,8 +118,8 @@ def _spec(found: Found) -> tuple[Spec | None, str]:
 def read_reports(
     job: WholeJob, restart: int, offset: int, after: int, *, now: float, most: int = MAX_LINES, others: int = 0
 ) -> tuple[RunReports, str]:
-    """Return a run's new reports, from byte `offset` of the file and with numbers above `after`, and the problems with
-    them in words.
+    """Return a run's new reports, and what is wrong with them ("" for nothing). New reports are behind byte `offset` of
+    the file, with numbers above `after`.
 
     Lines that are malformed, out of order, repeated, from the future, or cut short in mid-file are dropped. So are
     measurements from outside the run (see `_within_run`). A last line without newline waits for the next read, as do
@@ -134,7 +133,7 @@ def read_reports(
 
 
 def _piece(job: WholeJob, restart: int, offset: int) -> tuple[bytes, Spec | None, str]:
-    """Return the next bytes of a run's report file, the job's spec, and the problems with both in words."""
+    """Return the next bytes of a run's report file, the job's spec, and what is wrong with both ("" for nothing)."""
     name = reports_name(restart)
     try:
         of_spec, found = read_files(job_directory(job), job.uid, [_SPEC, (name, offset, MAX_BYTES)])
@@ -157,8 +156,8 @@ def _piece(job: WholeJob, restart: int, offset: int) -> tuple[bytes, Spec | None
 
 
 def _within_run(lines: Sequence[ReportLine], job: WholeJob, restart: int, now: float) -> tuple[list[ReportLine], str]:
-    """Compare reports with the start and end of their run by Slurm's clock. Return the lines to use, and a problem in
-    words ("" for none).
+    """Compare reports with their run's start and end by Slurm's clock. Return the accepted lines, and what is wrong
+    with others ("" for nothing).
 
     A Throughput or Epoch report from outside the run is dropped, and so is a Throughput report of more seconds than the
     run has lasted. Any other report from outside gets the nearest time within the run.
@@ -190,9 +189,9 @@ def last_measured(reports: RunReports) -> Measured | None:
 
 
 def confirmed(reports: RunReports, before: Measured | None) -> tuple[RunReports, str]:
-    """Return the reports with plausible numbers of samples, and doubts in words. Between two reports a job cannot use
-    more samples than steps × batch, nor more than its position moved through the data. `before` is the report before
-    the first; if it is None, the first number of samples is believed."""
+    """Return the reports with plausible numbers of samples, and what was wrong ("" for nothing). Between two reports a
+    job cannot use more samples than steps × batch, or than its position in the data moved. `before` is the report
+    before the first; without it the first number of samples is believed."""
     dataset = reports.spec.dataset if reports.spec is not None else 0
     lines, doubts = [], []
     for line in reports.lines:
@@ -209,8 +208,8 @@ def confirmed(reports: RunReports, before: Measured | None) -> tuple[RunReports,
 
 
 def _most_samples(before: Measured, report: Throughput, dataset: int) -> int:
-    """Return the largest possible number of samples between two reports: by steps × batch, and by their positions if
-    both lie in one epoch or the data's length is known."""
+    """Return the largest possible number of samples between two reports, by steps × batch. It is also bounded by their
+    positions in the data if both are in one epoch or the data's length is known."""
     most = (report.step - before.step) * report.batch
     epochs = report.epoch - before.epoch
     if epochs == 0 or dataset:
@@ -219,7 +218,6 @@ def _most_samples(before: Measured, report: Throughput, dataset: int) -> int:
 
 
 def _check_membership(report: Membership, job: WholeJob) -> None:
-    """Raise `ProtocolError` for a membership that this job cannot have."""
     if not job.by_blocks:
         raise ProtocolError("membership: the job is not one of blocks")
     if not report.blocks or len({*report.blocks}) < len(report.blocks) or len(report.restarts) != len(report.blocks):
@@ -231,8 +229,8 @@ def _check_membership(report: Membership, job: WholeJob) -> None:
 def _lines(
     data: bytes, job: WholeJob, restart: int, after: int, now: float, most: int, others: int
 ) -> tuple[list[ReportLine], int, int, str]:
-    """Return the good lines in `data`, the number of bytes used, the last report's number, and the faults of
-    bad lines."""
+    """Return the good lines in `data`, the number of bytes read, the last report's number, and what is wrong with bad
+    lines."""
     end = data.rfind(b"\n") + 1
     if not end:
         # A line longer than MAX_BYTES would be waited for for ever, so it is skipped.
@@ -271,26 +269,26 @@ def _lines(
 
 
 TICKS = 3
-"""Number of ticks for which a running job's files may be missing before it gets a refusal."""
+"""Number of ticks in which a running job's files may be missing before it gets a refusal."""
 
 
 class JobDirectories:
-    """Check of jobs' directories: a job gets a refusal if its files are missing, or if orders cannot reach it."""
+    """Check of jobs' directories: if its files are missing, or orders cannot reach it, a job gets a refusal."""
 
     def __init__(self, spool: Path | None) -> None:
         self._spool = spool
         self._failed: dict[tuple[int, int], int] = {}
-        """Number of ticks in a row in which the files were missing, by job id and restart."""
+        """Number of consecutive ticks in which the files were missing, by job id and restart."""
         self._hellos: dict[tuple[int, int], Hello] = {}
 
     def forget(self, alive: Container[int]) -> None:
-        """Forget all jobs that are not in `alive`."""
+        """Forget all jobs except those in `alive`."""
         self._hellos = {key: hello for key, hello in self._hellos.items() if key[0] in alive}
         self._failed = {key: times for key, times in self._failed.items() if key[0] in alive}
 
     def refusal(self, job: WholeJob, *, read: bool) -> Reason | None:
-        """Return the reason against resizing the job; None if it may be resized. Call it once a tick. `read` is True if
-        its files were found before."""
+        """Return the reason why the job may not be resized, else None. Call it once a tick. `read` is True if the job's
+        files have been read before."""
         key = job.job_id, job.restart
         problem = _fault_of_directory(job) if job.running and not read else ""
         self._failed[key] = self._failed.get(key, 0) + 1 if problem else 0
@@ -305,8 +303,8 @@ class JobDirectories:
         return reason("spool_not_read", spool=str(self._spool))
 
     def hello(self, job: WholeJob) -> Hello | None:
-        """Return the hello of the newest run, or else of the run before, whose environment was the same; None if both
-        are missing."""
+        """Return the newest run's first report, or else the one of the run before, which had the same environment.
+        Return None without both."""
         for key in ((job.job_id, job.restart), (job.job_id, job.restart - 1)):
             if key not in self._hellos and key[1] >= 0 and (found := _hello(job, key[1])) is not None:
                 self._hellos[key] = found
@@ -336,7 +334,7 @@ def _hello(job: WholeJob, restart: int) -> Hello | None:
 
 
 def checkpoint_stands(job: WholeJob, name: str) -> bool:
-    """Tell whether the checkpoint that a job reported exists and has a manifest. Raises `NoAnswer`."""
+    """Tell whether the checkpoint that a job reported exists, with a manifest. Raises `NoAnswer`."""
     if not name or name.startswith(".") or "/" in name:
         return False
     try:
@@ -357,18 +355,18 @@ class _Note:
     problem: str
     since: float
     seen: float
-    """Time at which the problem was last found, by Slurm's clock."""
+    """Time, by Slurm's clock, at which the problem was last found."""
 
 
 class Notes:
-    """Problems of each job's reports, shown to its owner until `STAYS_S` seconds after they were last found."""
+    """Problems in each job's reports. Each is shown to the job's owner until `STAYS_S` after it was last found."""
 
     def __init__(self) -> None:
         self._notes: dict[int, _Note] = {}
         self._read: dict[int, float] = {}
 
     def add(self, job_id: int, problem: str, now: float) -> None:
-        """Record the problem ("" for none) found when a job's reports were read at `now`."""
+        """Record the problem ("" for none) that was found in a job's reports at the time `now`."""
         self._read[job_id] = now
         if not problem:
             return
@@ -391,7 +389,7 @@ class Notes:
         return f"{note.problem} (last seen {_clock(note.seen)})"
 
     def forget(self, alive: Container[int]) -> None:
-        """Forget all jobs that are not in `alive`."""
+        """Forget all jobs except those in `alive`."""
         self._notes = {id_: note for id_, note in self._notes.items() if id_ in alive}
         self._read = {id_: when for id_, when in self._read.items() if id_ in alive}
 

@@ -1,8 +1,7 @@
 """Terms and blocks of jobs of blocks, followed from tick to tick.
 
-A term is the time for which one block leads the training, and counts as a run. The job reports its term in its spec. A
-reported term is believed if it rises no faster than a job can change its leader. This bounds the job's reports in the
-database.
+A term is the time for which one block leads the training; it counts as a run. The job reports its term in its spec. The
+term is believed unless it rises faster than a job can change its leader, so a job cannot fill the database with terms.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ AT_ONCE = 16
 """Largest number of terms by which a job may advance in one tick."""
 BURST = 64
 PER_S = 0.1
-"""Terms per second since a job's submission that it may have, in addition to `BURST`."""
+"""Terms per second since its submission that a job may have, beyond `BURST`."""
 
 
 def next_term(before: int, said: int, submit_time: float, now: float) -> tuple[int, str]:
-    """Return the term to store for a job with stored term `before` and reported term `said`, and a problem in words, or
-    ""."""
+    """Return the term to store for a job, and what is wrong with the reported term `said` ("" for nothing). `before` is
+    the stored term."""
     if said < before:
         return before, f"spec.json: term {said} is below {before}, the last one"
     highest = BURST + int(PER_S * max(now - submit_time, 0.0))
@@ -48,19 +47,18 @@ class Terms:
         self._known: dict[int, JobRecord | None] = {}
         """Record of each job of blocks as last stored; None for a new job."""
         self._spans: dict[int, range] = {}
-        """Terms of each job whose reports are read in this tick or were read in the last one."""
+        """Terms of each job of blocks whose reports were last read, by array id."""
         self._ahead: set[int] = set()
-        """Jobs whose terms are determined in this tick, but whose reports are not read yet."""
+        """Jobs whose terms are known in this tick, but whose reports are not read yet."""
         self._blocks: dict[tuple[int, int, int], BlockRecord] | None = None
         """Block records of the last tick, by job, task and restart."""
         self._no_more: dict[int, bool] = {}
-        """Dict from array id to True if the array was one job of blocks, although its tasks now opt in as separate
-        jobs."""
+        """True for each array that was one job of blocks, although its tasks now opt in separately, by array id."""
         self.problems: dict[int, str] = {}
-        """Problem with each job's reported term, in words, by job id."""
+        """Problem with each job's reported term ("" for none), by job id."""
 
     def jobs(self, snapshot: Snapshot) -> dict[int, WholeJob]:
-        """Return all jobs of a snapshot by id. Jobs of blocks are in their present term."""
+        """Return all jobs of a snapshot by id, jobs of blocks in their present term."""
         found = arrays(snapshot.jobs.values())
         self._remember(found)
         self._spans = {array: span for array, span in self._spans.items() if array in found}
@@ -83,8 +81,7 @@ class Terms:
                 self._spans.pop(array, None)
 
     def no_more(self, tasks: Mapping[int, Sequence[SlurmJob]]) -> set[int]:
-        """Return the arrays that were a job of blocks, but whose comments no longer say so. Each still counts as one
-        job."""
+        """Return the arrays that were a job of blocks, but whose comments no longer say so."""
         new = [array for array in tasks if array not in self._no_more]
         stored = self._store.jobs(new) if new else {}
         self._no_more = {array: was for array, was in self._no_more.items() if array in tasks}
@@ -94,7 +91,6 @@ class Terms:
         return {array for array, was in self._no_more.items() if was}
 
     def stored(self, records: Mapping[int, JobRecord]) -> None:
-        """Remember these records as last stored, if they are of jobs of blocks."""
         for array, record in records.items():
             if array in self._known:
                 self._known[array] = record
@@ -106,8 +102,8 @@ class Terms:
         return known.restart if known is not None else 0
 
     def follow(self, job: WholeJob, now: float) -> tuple[WholeJob, range]:
-        """Return the job in its present run, and the runs whose reports are to be read now, the present one last. Its
-        submission time is corrected, since a requeued task has a later one."""
+        """Return the job in its present run, and the runs whose reports to read now, the present run last. The job gets
+        its first submission time, since a requeue changes it in Slurm."""
         if not job.by_blocks:
             # The last run may have written reports after its requeue was observed.
             return job, range(max(0, job.restart - 1), job.restart + 1)
@@ -158,8 +154,8 @@ class Terms:
         self._blocks = now
 
     def as_slurm_has_it(self, job_id: int, report: Membership, ask: Callable[[int], Iterable[SlurmJob]]) -> Membership:
-        """Return the membership with the number of nodes that Slurm shows, unless Slurm shows another number of GPUs.
-        `ask` reads an array's tasks."""
+        """Return the membership with the number of nodes from Slurm, unless Slurm shows another number of GPUs. `ask`
+        reads an array's tasks."""
         keys = list(zip(report.blocks, report.restarts, strict=False))
         blocks = self._blocks or {}
         held = {key: blocks.get((job_id, *key)) for key in keys}
@@ -179,8 +175,7 @@ class Terms:
 
 
 def _same(record: JobRecord, records: Sequence[SlurmJob]) -> bool:
-    """Tell by the times of submission whether the record is of this array, and not of an earlier one with the
-    same id."""
+    """Tell by submission times whether the record is of this array, and not of an earlier array with the same id."""
     submitted = min(job.submit_time for job in records)
     return submitted <= record.submit_time or any(job.restart for job in records)
 
@@ -205,7 +200,7 @@ def _block_record(array: int, elastic: Elastic, job: SlurmJob) -> BlockRecord:
 
 
 def _gone(record: BlockRecord, snapshot: Snapshot) -> BlockRecord:
-    """Return the record, with its end, of a block that Slurm requeued or forgot, or whose job is no longer observed."""
+    """Return the record with its end, for a block that Slurm requeued or forgot, or whose job is no longer observed."""
     job = snapshot.jobs.get(record.slurm_id)
     if job is not None and job.restart == record.restart and not job.pending:
         return replace(record, state=job.state.value, end_time=job.end_time if job.ended else None)
