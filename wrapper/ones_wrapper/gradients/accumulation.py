@@ -2,9 +2,8 @@
 
 If a batch does not fit, a step takes several accumulation steps: forward and backward passes whose gradients add up.
 The script's loop calls backward, `optimizer.step()` and `optimizer.zero_grad()` in each accumulation step. With the
-wrappers, optimizer and gradient scaler act only in the last one. Gradients are zeroed only before the first one, or
-after the optimizer's step. (Accelerate's wrappers do the same.) Wrappers of schedulers (`schedule.py`) also act only in
-the last one (`Accumulation.due`).
+wrappers, optimizer and gradient scaler act only in the last one, and so do schedulers (`schedule.py`). Gradients are
+zeroed only before the first one, or after the optimizer's step. (Accelerate's wrappers do the same.)
 """
 
 from __future__ import annotations
@@ -51,10 +50,10 @@ class Accumulation:
         self._within = self._stepping = self._asked = self._backward = False
         self._optimizers: list[torch.optim.Optimizer] = []
         self._marks: dict[torch.Tensor, tuple[torch.Tensor, int]] = {}
-        """(gradient, its version number) after backward, for the first and the last trained parameter of each
-        optimizer."""
+        """(gradient, its version number) after backward, for two parameters of each optimizer: the first and the last
+        trained one."""
         self._arrived: set[torch.Tensor] = set()
-        """Parameters in `_marks` to which backward has added in this accumulation step."""
+        """Parameters in `_marks` whose gradients backward has computed in this accumulation step."""
 
     @property
     def updates(self) -> bool:
@@ -93,8 +92,8 @@ class Accumulation:
         return AccumulatedScaler(thing, self) if isinstance(thing, torch.amp.GradScaler) else thing
 
     def due(self, asks: bool = False) -> bool:
-        """Return True in the last accumulation step, in which the calling wrapper must act. `asks` is True if the
-        caller is the optimizer's or scaler's `step`."""
+        """Return True in the last accumulation step, in which wrappers must act. `asks` is True if the optimizer's or
+        scaler's `step` calls."""
         self._asked = self._asked or asks
         if not self.updates:
             self.check()
@@ -116,7 +115,7 @@ class Accumulation:
             self._stepping = False
 
     def check(self) -> None:
-        """Raise RuntimeError if gradients changed after backward. In the last accumulation step this is allowed."""
+        """Raise RuntimeError if gradients changed after backward, except in the last accumulation step."""
         if not self.updates and any(not _unchanged(p.grad, mark) for p, mark in self._marks.items()):
             raise self._changed()
 
@@ -140,7 +139,7 @@ class Accumulation:
             raise RuntimeError(UNWRAPPED)
 
     def _arriving(self, parameter: torch.Tensor) -> None:
-        """Hook before backward adds to a parameter's gradient: check that the script has not changed the gradient."""
+        """Hook before backward adds to a gradient: check that the script has not changed it."""
         mark = self._marks.get(parameter)
         if mark is None or parameter in self._arrived or not self._within:
             return
@@ -178,7 +177,7 @@ class RefusesScaler:
     """Mixin of an optimizer that a gradient scaler must not step: it raises an error then."""
 
     _step_supports_amp_scaling = True
-    """Flag that makes a `GradScaler` set `grad_scale`, which the mixin finds."""
+    """Flag that makes a `GradScaler` set `grad_scale`, by which the mixin notices the scaler."""
     scaler_refused: str
 
     @property

@@ -29,7 +29,8 @@ MB = 2**20
 
 
 class ApartExchange(Exchange):
-    """An exchange whose ranks step on their own gradients. A subclass keeps the ranks' parameters close."""
+    """An exchange whose ranks step on their own gradients. A subclass keeps the ranks' parameters close to each
+    other."""
 
     hot = True
     steps_together = False
@@ -40,7 +41,7 @@ class ApartExchange(Exchange):
         self._optimizers: Sequence[torch.optim.Optimizer] = ()
         self._bucket = 25 * MB
         self._apart = False
-        """True if the ranks' parameters may differ; equal on all ranks."""
+        """True if parameters may differ between ranks; equal on all ranks."""
 
     def wrap(self, model: torch.nn.Module, **options: Any) -> torch.nn.Module:
         """Return the model itself. Its attribute `module` is the model, too, as in DistributedDataParallel.
@@ -63,7 +64,7 @@ class ApartExchange(Exchange):
         return model
 
     def _weigh(self, gradient: torch.Tensor) -> torch.Tensor:
-        """Return the mean gradient of a pass, multiplied by the pass's share of this rank's samples in the step."""
+        """Return the mean gradient of a pass times the pass's fraction of this rank's samples in the step."""
         if self.trying:
             return gradient
         part = self._now()
@@ -89,7 +90,7 @@ class ApartExchange(Exchange):
             self._step_made()
 
     def _step_made(self) -> None:
-        """Act after a step, even if the optimizer did not change the parameters. Collective."""
+        """Act after a step, which may have left the parameters unchanged. Collective."""
 
     def finish(self) -> None:
         super().finish()
@@ -116,8 +117,9 @@ class ApartExchange(Exchange):
 
     @contextmanager
     def _own_where(self, which: Callable[[], list[torch.Tensor]], always: bool = True) -> Iterator[None]:
-        """Context in which the tensors that `which` returns hold the published values. This rank's own values are
-        restored at its end if `always`, and after any error, so that a rescue never mixes two models."""
+        """Context in which the tensors that `which` returns hold the published values. At its end this rank's own
+        values are restored if `always`. After an error they are always restored, so that a rescue never mixes two
+        models."""
         if not self._apart:
             yield
             return
@@ -152,7 +154,7 @@ class ApartExchange(Exchange):
 
     def _carried(self) -> list[torch.Tensor]:
         """Return parameters, buffers and optimizer state, equally many tensors on all ranks. Collective. Optimizer
-        state that only other ranks have, because only their samples used a layer, is created as zeros."""
+        state that this rank lacks, because its samples did not use a layer, is created as zeros."""
         assert self.model is not None
         mine = {parameter: number for number, parameter in enumerate(self.model.parameters())}
         states = [

@@ -34,23 +34,23 @@ class Exchange(ABC):
     def __init__(self, group: Group, noise: NoiseScale | None) -> None:
         self._group, self._noise = group, noise
         self.model: torch.nn.Module | None = None
-        """Model that `wrap` returned; None before `wrap`."""
+        """Model that `wrap` returned, or None."""
         self._part: AccumulationStep | None = None
         self._arrived = False
         """True if the present pass has exchanged gradients."""
         self._stepped = False
-        """True if an optimizer has stepped on the present pass's gradients. Gradients that follow in this pass are not
+        """True if an optimizer has stepped on the present pass's gradients. The pass's later gradients are not
         measured."""
         self.begun = 0
         """Number of exchanges that have begun."""
         self._unit = 0.0
-        """Weight n (samples or tokens) that divides the sum of gradients so far, Σ n_rp g_rp / n; 0 until a pass of the
-        step has samples."""
+        """Divisor n (samples or tokens) of the sum of gradients so far, Σ n_rp g_rp / n; 0 until a pass of the step has
+        samples."""
 
     trying = False
     """True during passes that belong to no step (`Job.probe`): hooks on parameters then do not change gradients."""
     timed = False
-    """True if backward computes gradients before this rank waits for others. `watch` can then measure the rank's own
+    """True if this rank's gradients are ready before it waits for others, so that `watch` can measure the rank's own
     time."""
     watch: OwnTime | None = None
 
@@ -60,7 +60,7 @@ class Exchange(ABC):
         ValueError, with a remedy, if the model or the options cannot be used."""
 
     def during(self, part: AccumulationStep) -> AbstractContextManager[None]:
-        """Context of a forward and backward pass. After the last pass of a step, the gradients are the mean over the
+        """Context of a forward and backward pass. After the step's last pass, the gradients are the mean over the
         step's samples."""
         return self._within(part)
 
@@ -73,41 +73,39 @@ class Exchange(ABC):
         raise NotImplementedError(f"{type(self).__name__} cannot change its ranks")
 
     steps_together = True
-    """True if no rank can step before all ranks have given their gradients. If False, the last steps of a rank that
-    lost others may lack samples."""
+    """True if no rank can step before all ranks have given their gradients. If False, a rank's last steps before a loss
+    of ranks may lack samples."""
 
     gathers = False
-    """True if forward passes are collective. All ranks must then make equally many passes in an evaluation, too."""
+    """True if forward passes are collective. Then all ranks must make equally many passes, also in an evaluation."""
 
     def evaluating(self) -> AbstractContextManager[None]:
-        """Context of an evaluation, in which ranks may make different numbers of passes. Collective at its
-        beginning."""
+        """Context of an evaluation, in which ranks may make different numbers of passes. Entering it is collective."""
         return nullcontext()
 
     def trained_by(self, optimizers: Sequence[torch.optim.Optimizer], scaled: bool = False) -> None:  # noqa: B027
-        """Note the optimizers that hold this model's parameters. `scaled` is True if a gradient scaler may skip their
+        """Record the optimizers with this model's parameters. `scaled` is True if a gradient scaler may skip their
         steps. Not collective. Raises ValueError, with a remedy, for an optimizer that cannot be used."""
 
     def loss(self, loss: torch.Tensor | float) -> None:  # noqa: B027
-        """Note the training loss of this rank's pass, if the script reports it. Not collective; does not wait for the
-        GPU."""
+        """Record the training loss of this rank's pass. Not collective; does not wait for the GPU."""
 
     def published(self) -> AbstractContextManager[None]:
         """Context of a checkpoint, in which model and optimizers hold the published state, equal on all ranks. It
-        changes something only if ranks train different models. Collective at its beginning."""
+        changes nothing unless ranks train different models. Entering it is collective."""
         return nullcontext()
 
     def settle(self) -> None:  # noqa: B027
-        """Set all ranks to the published state, with which they continue. Collective; between two steps."""
+        """Continue on all ranks with the published state. Collective; between two steps."""
 
     def inside(self, model: torch.nn.Module) -> torch.nn.Module:
         """Return `model`, which was given to `wrap`, in the form to save, export or evaluate."""
         return model
 
     def finish(self) -> None:
-        """Check, before an optimizer's step, that the gradients of this model were exchanged. Raises RuntimeError if
-        not, because the ranks' models would drift apart. Not called before a step with a closure, which runs the
-        backward pass itself."""
+        """Check, before an optimizer's step, that this model's gradients were exchanged. Raises RuntimeError if not,
+        because the ranks' models would drift apart. Not called before a step with a closure, which itself runs
+        backward."""
         part = self._part
         if part is None or not part.last:
             return
@@ -123,7 +121,7 @@ class Exchange(ABC):
 
     @property
     def _shows(self) -> bool:
-        """True if hooks notice a backward pass of the model. With a single rank there may be no hooks."""
+        """True if hooks notice a backward pass of the model."""
         return self._group.world > 1
 
     @property
@@ -137,7 +135,7 @@ class Exchange(ABC):
 
     @property
     def _measured(self) -> NoiseScale | None:
-        """The noise scale, if it needs the present gradients; else None."""
+        """The noise scale, if the present gradients are needed for it; else None."""
         noise = self._noise
         return None if self._stepped or noise is None or not noise.looks else noise
 
@@ -158,8 +156,8 @@ class Exchange(ABC):
                 raise ValueError(f"ddp: rank {rank} has another model than rank {self._group.rank}: {difference}")
 
     def _in_place(self, model: torch.nn.Module, send: Callable[[list[torch.Tensor]], None]) -> torch.nn.Module:
-        """Train the model itself, which is already on the group's device, rather than a wrapper of it. `send` copies
-        rank 0's tensors to all ranks. Its attribute `module` becomes the model, too, as in DistributedDataParallel.
+        """Prepare the model itself for training, without a wrapper; it is already on the group's device. `send` copies
+        rank 0's tensors to all ranks. Its attribute `module` becomes the model, as in DistributedDataParallel.
         Collective."""
         self._alike(model)
         if self._group.world > 1:
@@ -171,9 +169,8 @@ class Exchange(ABC):
 
     @contextmanager
     def _adding_up(self, part: AccumulationStep) -> Iterator[None]:
-        """Context of a pass whose gradients are added to the sum of the step's earlier passes on this rank. The sum is
-        Σ n_rp g_rp / n, where n is the size of the newest pass. If n changes, the sum is first rescaled (Horner's
-        rule)."""
+        """Context of a pass whose gradients are added to the sum of this rank's earlier passes in the step. The sum is
+        Σ n_rp g_rp / n, where n is the size of the newest pass. The sum is rescaled when n changes (Horner's rule)."""
         assert self.model is not None
         if part.index == 0:
             self._unit = 0
@@ -202,8 +199,7 @@ class Exchange(ABC):
             self._part = None
 
     def _now(self) -> AccumulationStep:
-        """Count an exchange of gradients, and return the present pass. Raises RuntimeError outside the loader's
-        loop."""
+        """Count a gradient exchange, and return the present pass. Raises RuntimeError outside the loader's loop."""
         if self._part is None:
             raise RuntimeError(
                 "a backward pass outside the loader's loop: the number of samples in its gradients is unknown. Use "
@@ -218,7 +214,7 @@ class Exchange(ABC):
 
 
 LOOK = 3
-"""Number of first passes in which a single rank runs the checks that several ranks need."""
+"""Number of first passes in which a single rank runs the checks for errors that only several ranks have."""
 
 
 class DdpExchange(Exchange):
@@ -235,9 +231,9 @@ class DdpExchange(Exchange):
         self._options: dict[str, Any] = {}
         self._learns: list[torch.nn.Parameter] = []
         self._frozen: list[bool] = []
-        """Flags of the parameters in `_learns`: True if the parameter was frozen when DDP was last built."""
+        """True for each parameter in `_learns` that was frozen when DDP was last built."""
         self._looked = 0
-        """Number of passes so far for which a single rank needs DDP only because of its checks (see `LOOK`)."""
+        """Number of passes in which a single rank used DDP only for its checks (see `LOOK`)."""
         self._hooked = True
         """True if DDP's communication hook is called in the present pass."""
 
@@ -256,8 +252,8 @@ class DdpExchange(Exchange):
         return wrapped
 
     def _look_for_frozen(self) -> None:
-        """Build DDP again if the script froze or unfroze parameters. Otherwise DDP would wait for gradients of frozen
-        parameters."""
+        """Build DDP again if the script froze or unfroze parameters, since it would wait for gradients of frozen
+        ones."""
         frozen = [not p.requires_grad for p in self._learns]
         if frozen != self._frozen and not all(frozen) and torch.is_grad_enabled():
             self.ranks_changed()
@@ -351,23 +347,23 @@ class DdpExchange(Exchange):
 
 
 _SCRIPTS = vars(torch.nn.Module()).keys() - {"_parameters", "_buffers", "_non_persistent_buffers_set", "_modules"}
-"""Names of a module's attributes that a script can change, such as hooks and training mode. They are kept if DDP is
-built again."""
+"""Attributes of a module that a script can change, such as hooks and training mode. A rebuilt DDP gets the old
+values."""
 _CONTEXTS = {"broadcast_buffers", "forward_sync_buffers", "require_forward_param_sync", "require_backward_grad_sync"}
-"""Names of DDP's attributes that contexts such as `no_sync` set. They are kept if DDP is built again. The second name
-replaces the first in newer versions of torch."""
+"""Attributes of DDP that contexts such as `no_sync` set. A rebuilt DDP gets the old values. Newer versions of torch
+have the second name in place of the first."""
 
 
 def scaled(gradient: torch.Tensor, numerator: float, denominator: float) -> torch.Tensor:
-    """Return the gradient times numerator / denominator. For numerator 0 return zeros, since a borrowed sample's
-    gradient may be NaN, and 0 times NaN is NaN."""
+    """Return the gradient times numerator / denominator. For numerator 0 return zeros, since the gradient of a borrowed
+    sample may be NaN."""
     if not numerator:
         return torch.zeros_like(gradient)
     return gradient if numerator == denominator else gradient * (numerator / denominator)
 
 
 def scale(gradient: torch.Tensor, numerator: float, denominator: float) -> None:
-    """Multiply the gradient in place by numerator / denominator; as in `scaled`, a numerator of 0 gives zeros."""
+    """Multiply the gradient in place by numerator / denominator, as `scaled` does."""
     if not numerator:
         gradient.zero_()
     elif numerator != denominator:

@@ -21,10 +21,10 @@ class Exchanges:
         self._all: list[Exchange] = []
         self._inside: list[torch.nn.Module] = []
         self._trained: list[frozenset[torch.nn.Parameter]] = []
-        """Parameters whose gradients are exchanged, for each exchange."""
+        """Trained parameters of each exchange."""
         self._frozen: list[tuple[str, torch.nn.Parameter]] = []
         self._of: dict[torch.optim.Optimizer, tuple[int, list[Exchange]]] = {}
-        """Number of parameter groups of each optimizer, and the exchanges of its parameters."""
+        """(number of parameter groups, exchanges of the parameters) for each optimizer."""
 
     def __len__(self) -> int:
         return len(self._all)
@@ -50,8 +50,7 @@ class Exchanges:
 
     @property
     def gradient_bytes(self) -> int:
-        """Bytes of all gradients that a step exchanges. For a sharded model this is the size of the whole model's
-        gradients."""
+        """Bytes of all gradients that a step exchanges; for a sharded model, those of the whole model."""
         return sum(p.numel() * p.element_size() for trained in self._trained for p in trained)
 
     def owns(self, model: torch.nn.Module) -> bool:
@@ -59,8 +58,8 @@ class Exchanges:
         return any(exchange.model is model for exchange in self._all)
 
     def inside(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Return the script's model inside `model`, in the form to save, export or evaluate; `model` itself if `add`
-        did not return it."""
+        """Return the script's model inside a `model` that `add` returned, in the form to save, export or evaluate. Any
+        other model is returned as it is."""
         found = zip(self._all, self._inside, strict=True)
         return next((exchange.inside(inside) for exchange, inside in found if exchange.model is model), model)
 
@@ -103,18 +102,18 @@ class Exchanges:
                 exchange.trying = False
 
     def trained_by(self, optimizers: Iterable[torch.optim.Optimizer], scaled: bool) -> None:
-        """Note all optimizers of the job. See `Exchange.trained_by`."""
+        """Record all optimizers of the job. See `Exchange.trained_by`."""
         held = {one: {p for group in one.param_groups for p in group["params"]} for one in optimizers}
         for exchange, trained in zip(self._all, self._trained, strict=True):
             exchange.trained_by([one for one, its in held.items() if trained & its], scaled)
 
     def loss(self, loss: torch.Tensor | float) -> None:
-        """Note the training loss of this rank's pass."""
+        """Record the training loss of this rank's pass."""
         for exchange in self._all:
             exchange.loss(loss)
 
     def published(self) -> AbstractContextManager[None]:
-        """Context of a checkpoint. Collective at its beginning. See `Exchange.published`."""
+        """Context of a checkpoint. See `Exchange.published`."""
         return self._within(lambda exchange: exchange.published())
 
     def settle(self) -> None:
@@ -137,7 +136,7 @@ class Exchanges:
                 exchange.finish()
 
     def evaluating(self) -> AbstractContextManager[None]:
-        """Context of an evaluation. Collective at its beginning."""
+        """Context of an evaluation. Entering it is collective."""
         return self._within(lambda exchange: exchange.evaluating())
 
     @property
@@ -156,8 +155,7 @@ class Exchanges:
         return bool(self._all) and all(exchange.hot for exchange in self._all)
 
     def ranks_changed(self) -> None:
-        """Continue with the group's new ranks, between two steps; the number of exchanges begun restarts at 0. Not
-        collective."""
+        """Continue with the group's new ranks, between two steps; `begun` restarts at 0. Not collective."""
         with self.thawed():
             for exchange in self._all:
                 exchange.ranks_changed()
@@ -165,8 +163,8 @@ class Exchanges:
 
     @contextmanager
     def thawed(self) -> Iterator[None]:
-        """Context in which all parameters that were trained at `add` require gradients, even those that the script
-        froze later. Without it DDP would not average them, and torch would not load their optimizer state."""
+        """Context in which all parameters that were trained at `add` require gradients, even if the script has frozen
+        them since. Otherwise DDP would not average them, and torch would not load their optimizer state."""
         frozen = [parameter for trained in self._trained for parameter in trained if not parameter.requires_grad]
         try:
             for parameter in frozen:

@@ -2,7 +2,7 @@
 
 At the end of every backward pass FSDP2 reduce-scatters each module's gradients, and adds the result to this rank's
 gradient shard. Here each rank first multiplies its gradient by n_rp / N, and the sum is not divided. So the shards hold
-the mean over the step's samples for passes of any size (exchange.py). Accumulation costs a reduce-scatter in each pass,
+the mean over the step's samples for passes of any size (exchange.py). Each accumulation step costs a reduce-scatter,
 but no rank ever holds the whole model's gradients.
 """
 
@@ -37,15 +37,15 @@ class FsdpExchange(Exchange):
     def __init__(self, group: Group, noise: NoiseScale | None) -> None:
         super().__init__(group, noise)
         self._sums: dict[int, torch.Tensor] = {}
-        """This rank's gradient shard of each module, summed over the step's passes so far, for the noise scale."""
+        """This rank's gradient shards, summed over the step's passes so far, by module; for the noise scale."""
         self._counts = True
-        """True if this rank's shards count for the noise scale; False if another rank counts the same shards."""
+        """True if this rank's shards count for the noise scale. Of several ranks with the same shards, one counts."""
 
     def wrap(self, model: torch.nn.Module, *, modules: Choice | None = None, **options: Any) -> torch.nn.Module:
         """Shard the model in place, from rank 0's parameters and buffers.
 
-        `modules` selects the submodules that are gathered and freed as units: types, or a function of a module
-        (default: the children of the ModuleList with the most parameters). The rest of the model is one more unit.
+        `modules` selects the submodules that are gathered and freed as units: types, or a function of a module. The
+        default is the children of the ModuleList with the most parameters. The rest of the model is one more unit.
         `options` are those of `fully_shard`: `mp_policy`, `reshard_after_forward`, `offload_policy`, `mesh` (of all
         ranks), … Make the optimizer after this call, since it must hold the shards.
         """
@@ -112,8 +112,7 @@ class FsdpExchange(Exchange):
 
 
 class _Weighing:
-    """Reduce-scatter that sums without a division. Before that it calls `seen` with the gradient, which may change
-    it."""
+    """Reduce-scatter that sums without a division. It first calls `seen` with the gradient, which `seen` may change."""
 
     def __init__(self, seen: Callable[[torch.Tensor], None]) -> None:
         self._seen = seen

@@ -11,7 +11,7 @@ TRUST = (0.01, 10.0)
 
 
 def trust(length: torch.Tensor, size: torch.Tensor) -> torch.Tensor:
-    """Return the trust ratio: a tensor's norm `length` divided by the norm `size` of its step; 1 if either is 0."""
+    """Return the trust ratio `length` / `size`: a tensor's norm divided by its step's norm; 1 if either is 0."""
     return torch.where((size > 0) & (length > 0), (length / size).clamp(*TRUST), 1.0)
 
 
@@ -26,14 +26,14 @@ def lamb(p: torch.Tensor, group: dict[str, Any], state: dict[str, Any]) -> tuple
 
 
 def called(closure: Callable[[], Any] | None) -> Any:
-    """Call the closure of an optimizer's step with gradients enabled, and return its result; None without a closure."""
+    """Return the result of an optimizer step's closure, called with gradients enabled; None without a closure."""
     with torch.enable_grad():
         return closure() if closure is not None else None
 
 
 class Lamb(torch.optim.Optimizer):
-    """LAMB optimizer: the step of each tensor is Adam's times the trust ratio |p| / |step|. State of a parameter:
-    `step`, `exp_avg`, `exp_avg_sq`. Sparse gradients are not supported."""
+    """LAMB optimizer: the step of each tensor p is Adam's step times the trust ratio |p| / |step|. State of a
+    parameter: `step`, `exp_avg`, `exp_avg_sq`. Sparse gradients are not supported."""
 
     def __init__(
         self,

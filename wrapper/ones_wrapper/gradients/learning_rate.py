@@ -1,14 +1,14 @@
 """Rules by which learning rate and momentum follow the global batch, for each optimizer class.
 
 A step of k base batches is to move the parameters as far as k steps, and momentum is to average over as many samples as
-before. So the rate is multiplied by k, and momentum (μ of SGD, β₁ of Adam) is raised to the power k. SGD's momentum
-buffer is then a sum over fewer steps. When k changes, buffer and rate are rescaled so that, for a constant gradient, a
-step is k times as long. β₂, ε and weight decay stay the same.
+before. So the rate is multiplied by k, and momentum (μ of SGD, β₁ of Adam) is raised to the power k. SGD's rate and
+momentum buffer are also rescaled, so that a step with a constant gradient is exactly k times as long. β₂, ε and weight
+decay stay the same.
 
 This rule is valid for batches up to a fraction of the gradient noise scale (`ones_wrapper.protocol.growth`); above it
 training diverges. For larger batches, and before the noise scale is known, momentum stays as the script set it. The
 rate is then at most `CAP` times the largest rate of the script's schedule so far; for Adam this limit always applies.
-Other optimizers get the square root of k in place of k, with the same limit.
+For other optimizers the factor is √k, with the same limit.
 """
 
 from __future__ import annotations
@@ -58,15 +58,14 @@ class Rate:
             optimizer.register_step_post_hook(self._after)
 
     def resume(self, progress: TrainingProgress) -> None:
-        """Set the power of momentum and the largest rates from `progress`, which comes from a checkpoint or other
-        ranks."""
+        """Set the power of momentum and the largest rates from the `progress` of a checkpoint or of other ranks."""
         self._power = progress.momentum_power
         self._peaks = [*progress.lr_peaks, *self._peaks[len(progress.lr_peaks) :]][: len(self._peaks)]
 
     def admit(self, progress: TrainingProgress, batch: float) -> bool:
-        """Admit the present batch if, by the noise scale, it needs no more samples than the base batch. Return True if
-        that changed. A new batch must be below the bound from the noise scale's lower bound; an admitted batch, below
-        the bound from its mean."""
+        """Admit the present batch if it needs no more samples than the base batch, by the noise scale. Return True if
+        that changed. The bound comes from the noise scale's lower bound, or from its mean for a batch that is already
+        admitted."""
         before, most = progress.admitted, bound(self.rule, self._base, progress.noise_low)
         if batch <= before:
             most = max(most, bound(self.rule, self._base, progress.noise))
@@ -84,13 +83,12 @@ class Rate:
         return batch / self._base
 
     def factor(self, progress: TrainingProgress, batch: float) -> float:
-        """Return the learning rate at this batch divided by the script's own. Of SGD, rate / (1 − momentum) is
-        compared."""
+        """Return the factor of the learning rate at this batch; for SGD, of rate / (1 − momentum)."""
         return self._factor(0, batch / self._base, self.power(progress, batch))
 
     def begin(self, progress: TrainingProgress, batch: float, total: float) -> None:
-        """Begin a step of `total` samples, where `batch` is the present global batch. If it has fewer samples, such as
-        an epoch's last step, its factor is for `total`, but at least for the base batch."""
+        """Begin a step of `total` samples at the global batch `batch`. The factor of a smaller step, such as an epoch's
+        last, is for `total`, but at least for the base batch."""
         self.stepping = self.stepped = False
         own = max(total, min(batch, self._base)) if total < batch else batch
         self._ratio, power = own / self._base, self.power(progress, own)
@@ -100,7 +98,7 @@ class Rate:
         self._power = progress.momentum_power = power
 
     def remember(self, progress: TrainingProgress) -> None:
-        """Store the largest rates in `progress`, for later runs."""
+        """Store the script's largest rates in `progress`, for later runs."""
         progress.lr_peaks = list(self._peaks)
 
     def _factor(self, number: int, ratio: float, power: float) -> float:
@@ -136,7 +134,7 @@ class Rate:
         self.stepping, self.stepped = False, True
 
     def words(self, progress: TrainingProgress, batch: float) -> str:
-        """Return the text about learning rate and momentum at this batch, for the job's log."""
+        """Return a text about learning rate and momentum at this batch, for the job's log."""
         factor, power = self.factor(progress, batch), self.power(progress, batch)
         text = f"learning rate {factor:.3g} times the script's"
         if self.rule in (OTHER, SILENT) or batch <= self._base:

@@ -25,19 +25,19 @@ from ones_wrapper.group.mpi_group import MpiGroup
 
 MB = 2**20
 IGNORED = {"find_unused_parameters", "gradient_as_bucket_view", "static_graph"}
-"""Options of DistributedDataParallel that are accepted without effect, since this exchange always behaves so."""
+"""Options of DistributedDataParallel that are accepted without effect, since this exchange always does what they
+request."""
 
 
 ZEROED = 0.25
-"""Mark of a parameter that no pass used in this step, and whose gradient is zeros from
-`zero_grad(set_to_none=False)`."""
+"""Mark of a parameter that no pass used in this step, if its gradient is zeros and not None."""
 
 
 class Bucket:
     """Some parameters of one type, with their gradients in one flat buffer.
 
-    Behind the gradients the buffer holds a mark for each parameter. Marks summed over the ranks show which parameters
-    no rank used. These get the gradient that a single process would have: None, or zeros.
+    The buffer ends with a mark for each parameter. Marks summed over the ranks show which parameters no rank used.
+    Their gradients become None or zeros, as in a single process.
     """
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
@@ -50,7 +50,7 @@ class Bucket:
         self.array = self.flat.numpy()  # the same memory
         self.used = [False] * len(parameters)
         self.arrived = [False] * len(parameters)
-        """Flags of the parameters: True if backward has computed the parameter's gradient in the present pass."""
+        """True for each parameter whose gradient backward has computed in the present pass."""
 
     def add(self, slot: int, gradient: torch.Tensor, weight: float) -> None:
         """Add one pass's gradient of a parameter, times `weight`."""
@@ -64,8 +64,8 @@ class Bucket:
                 view.mul_(weight)
 
     def complete(self, first: bool) -> None:
-        """Set the gradients of unused parameters to 0, and set the marks, after the step's last gradient was added.
-        `first` is True on rank 0, which always has samples."""
+        """Zero the gradients of unused parameters, and set the marks, after the step's last pass. `first` is True on
+        rank 0, which always has samples."""
         for view, used in zip(self.views, self.used, strict=True):
             if not used:
                 view.zero_()
@@ -86,8 +86,8 @@ class Bucket:
 
 
 class OutputHook:
-    """Forward hook that calls a function with the model's outputs. In a copy of the model, or in a saved model, it does
-    nothing."""
+    """Forward hook that calls a function with the model's outputs. It does nothing in a copy of the model, or in a
+    saved one."""
 
     def __init__(self, callback: Callable[[object], None] | None = None) -> None:
         self._callback = callback
@@ -115,9 +115,9 @@ class MpiExchange(Exchange):
         self._requests: list[MPI.Request] = []
         """Requests of the all-reduces that have started, in the order of the buckets."""
         self._over = False
-        """True once the parameters have the step's gradients."""
+        """True once the step's mean gradients are in the parameters."""
         self._expected = False
-        """True if the end of the present backward pass will complete the exchange."""
+        """True if the exchange will be completed at the end of the present backward pass."""
 
     def wrap(self, model: torch.nn.Module, **options: Any) -> torch.nn.Module:
         """Return the model itself. Its attribute `module` is the model, too, as in DistributedDataParallel.
@@ -189,7 +189,7 @@ class MpiExchange(Exchange):
             self._requests[-1].Test()  # MPI goes on only while it is called
 
     def _forward_ended(self, outputs: object) -> None:
-        """Hook after a forward pass: make the backward pass from these outputs end with a complete exchange, so that
+        """Hook after a forward pass: make the exchange complete when the backward pass from these outputs ends, so that
         the script can clip gradients."""
         if self._part is None or not self._part.last:
             return

@@ -1,9 +1,9 @@
 """Gradient noise scale, from the norms of the gradients that ranks exchange anyway (McCandlish et al. 2018, App. A.1).
 
-A rank's gradient is the mean over its n_i samples, the exchanged gradient the mean over all n. So E|g_i|² = |G|² +
-tr(Σ)/n_i and E|g|² = |G|² + tr(Σ)/n. For the k ranks that have samples, the mean of |g_i|² weighted by n_i/n is small =
-|G|² + k tr(Σ)/n. With large = |g|² this gives the unbiased estimates tr(Σ) = n (small − large)/(k − 1) and |G|² = large
-− tr(Σ)/n. The noise scale is the ratio of their running means.
+A rank's gradient g_i is the mean over its n_i samples, the exchanged gradient g the mean over all n. So E|g_i|² = |G|² +
+tr(Σ)/n_i and E|g|² = |G|² + tr(Σ)/n. Let small be the mean of |g_i|² with weights n_i/n over the k ranks with samples, and
+large = |g|². Then E small = |G|² + k tr(Σ)/n, which gives the unbiased estimates tr(Σ) = n (small − large)/(k − 1) and
+|G|² = large − tr(Σ)/n. The noise scale is the ratio of their running means.
 
 A single rank compares each step's gradient a with the previous step's b: tr(Σ) = n |a − b|²/2 and |G|² = a·b. These are
 also unbiased if the model changes little from step to step. A copy of the gradients is kept for this.
@@ -22,29 +22,29 @@ from ones_wrapper.group import Group
 SPAN = 100
 """Number of measured steps after which a step's weight in the running means has fallen to 1/e."""
 WINDOWS = 24
-"""Largest number of windows. The spread between windows shows how uncertain the means are."""
+"""Largest number of windows. The means' uncertainty follows from the spread between windows."""
 LEAST = 5
 """Fewest windows that a lower bound needs."""
 PART = 2
 """Number of equal parts into which the measured steps are divided; only the newest part is kept. A run's first
-gradients are so large that they would dominate the means and hide the noise scale's growth for long. With 3 parts a
-single rank's batch grew until training diverged (docs/benchmarks/training.md)."""
+gradients are so large that they would hide the noise scale's growth for long. With 3 parts a single rank's batch grew
+until training diverged (docs/benchmarks/training.md)."""
 LOW = 0.84
-"""Number of standard deviations from the estimate down to its lower bound. Of a normal distribution, 20 % are below
-that."""
+"""Number of standard deviations between the estimate and its lower bound. A normal distribution has 20 % of its values
+below that."""
 EVERY = 4
-"""Number of steps from one measured step to the next. Squares take time, and the noise scale changes only over
-thousands of steps."""
+"""Steps from one measured step to the next. Norms take time, and the noise scale changes only over thousands of
+steps."""
 FIRST = 32
 """Number of first steps of the job that are all measured, so that its first report has a noise scale."""
 MOST = 1e4
 """Largest noise scale, as a multiple of the batch. Above it, |G|² is too small to be measured."""
 PENDING = 64
-"""Number of squares that are collected before they are added up, since adding many takes as long as adding one."""
+"""Number of squared norms that are collected before they are added up: adding many takes as long as adding one."""
 
 
 class Window(NamedTuple):
-    """Mean estimates of tr(Σ) (`trace`) and |G|² (`square`) over the measured steps between two exchanges."""
+    """Means of the estimates of tr(Σ) (`trace`) and |G|² (`square`) over the measured steps between two exchanges."""
 
     steps: int
     trace: float
@@ -59,17 +59,16 @@ class NoiseScale:
         self.measures = True
         """True if the present step is measured; equal on all ranks."""
         self._keeps = True
-        """True if the next step is measured, so that a single rank must keep this step's gradients."""
+        """True if the next step is measured; a single rank then keeps this step's gradients."""
         self.looks = True
-        """True if the present step's gradients are needed: it is measured, or a single rank keeps them for the next
-        step."""
+        """True if the present step's gradients are measured, or kept by a single rank for the next step."""
         self._alone_samples = 0
         self._skips = False
         self._batch = 0
         self.ranks_changed(0.0, 0.0)
 
     def ranks_changed(self, known: float, known_low: float) -> None:
-        """Begin again with the new ranks, from the noise scale `known` and its lower bound."""
+        """Begin again with new ranks. `known` is the present noise scale, `known_low` its lower bound."""
         self.known, self.known_low = known, known_low
         """Newest noise scale of earlier ranks or runs, in samples, and its lower bound; 0 if unknown."""
         self._alone: dict[int, torch.Tensor] = {}
@@ -92,7 +91,7 @@ class NoiseScale:
 
     def local(self, bucket: int, gradient: torch.Tensor, samples: float, total: int, passes: int = 1) -> None:
         """Measure a bucket of this rank's own gradient, the mean over `samples` of the step's `total` samples. With
-        `passes` above 1, each pass is measured as if it were a rank."""
+        `passes` above 1, each pass counts as a rank."""
         parts = min(self._group.world * passes, total)
         if self._group.world == 1:
             self._compare(bucket, gradient, samples)
@@ -100,7 +99,7 @@ class NoiseScale:
             self._step.append((_square(gradient), samples / (parts - 1), -samples / total / (parts - 1)))
 
     def whole(self, gradient: torch.Tensor, total: int) -> None:
-        """Measure a bucket of the exchanged gradient, the mean over all samples. Only rank 0 counts it."""
+        """Measure a bucket of the exchanged gradient, the mean over the step's samples. Counted on rank 0 only."""
         if self._group.rank == 0:
             self.whole_shard(gradient, total)
 
@@ -163,15 +162,14 @@ class NoiseScale:
             self._forget()
 
     def _forget(self) -> None:
-        """Drop windows that are older than the newest part of the measured steps (`PART`), but keep at least
-        `LEAST`."""
+        """Drop windows older than the newest part (`PART`) of the measured steps, but keep at least `LEAST`."""
         kept = sum(window.steps for window in self._windows)
         while len(self._windows) > LEAST and kept - self._windows[0].steps >= self._measured_steps / PART:
             kept -= self._windows.popleft().steps
 
     def _weights(self) -> list[float]:
-        """Return each window's weight in the means, with sum 1. It rises with the window's steps, and falls with its
-        age."""
+        """Return each window's weight in the means; the sum is 1. A weight rises with the window's steps and falls with
+        its age."""
         found, after = [], 1.0
         for window in reversed(self._windows):
             keep = math.exp(-window.steps / SPAN)
@@ -186,7 +184,7 @@ class NoiseScale:
 
     @property
     def samples(self) -> float | None:
-        """Noise scale in samples. Before the first measurement, the noise scale of an earlier run, or None."""
+        """Noise scale in samples. Before the first measurement, that of an earlier run, or None."""
         if not self._windows:
             return self.known or None
         trace, square = self._means()
@@ -197,7 +195,7 @@ class NoiseScale:
 
     @property
     def low(self) -> float:
-        """Lower bound in samples, which the noise scale exceeds with a probability of 80 %; 0 if unknown.
+        """Lower bound of the noise scale in samples, exceeded with a probability of 80 %; 0 if unknown.
 
         By Fieller's method it is the smallest N for which tr(Σ) − N |G|² is not clearly above 0. The variance of this
         difference is estimated from the spread of the windows. The bound is unknown if |G|² is clearly negative, for
@@ -231,8 +229,7 @@ def _square(gradient: torch.Tensor) -> torch.Tensor:
 
 
 def _square_by_norm(gradient: torch.Tensor) -> torch.Tensor:
-    """Return the squared norm without cuBLAS, which would keep up to 32 MiB for each stream on which gradients
-    arrive."""
+    """Return the squared norm without cuBLAS, which keeps up to 32 MiB for each stream that it has used."""
     gradient = _real(gradient)
     wide = torch.float64 if gradient.dtype == torch.float64 else torch.float32
     norm: torch.Tensor = torch.linalg.vector_norm(gradient, dtype=wide)

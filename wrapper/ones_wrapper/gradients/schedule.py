@@ -3,11 +3,9 @@
 A script's schedule is written in steps of its base batch, for example a cosine over `epochs * len(loader)` steps. A
 step of twice the batch uses the samples of two such steps, so the schedule must advance by two. For this `Job.register`
 returns each scheduler in a wrapper. Inside the loop over batches, `step()` of the wrapper steps the script's scheduler
-once for each base batch of samples used. That may be several times, or not at all until a base batch is full. Outside
-the loop, once an epoch, `step()` is the script's own.
+once for each base batch of samples used: several times, or not at all. Outside the loop, `step()` is the script's own.
 
-Samples that do not fill a base batch are kept in the scheduler's state. All other positions follow from
-`TrainingProgress`.
+The number of samples that do not fill a base batch is kept in the scheduler's state.
 """
 
 from __future__ import annotations
@@ -45,7 +43,7 @@ MADE_OTHERWISE = (
     "processes"
 )
 MADE = "ones:made"
-"""Key, in a scheduler's state, of its state at the moment when the job's first start made it."""
+"""Key, in a scheduler's state, of its state as the job's first start made it."""
 REST = "ones:samples"
 """Key, in a scheduler's state, of the number of samples that do not fill a base batch yet."""
 
@@ -59,9 +57,8 @@ def counted(progress: TrainingProgress, total: int, batch: int, base_batch: int,
     """Return the number of samples by which schedules advance in a step of `total` samples. `batch` is the present
     global batch, `progress` the position before the step.
 
-    An epoch's last step counts as if its last base batch were full, so that each epoch is a whole number of base
-    batches. A step is also the epoch's last if fewer than `least_step` samples remain after it, which the epoch leaves
-    out.
+    In an epoch's last step, a last base batch counts as full, so that each epoch is a whole number of base batches. The
+    last step is also the one that leaves fewer than `least_step` samples, which the epoch does not use.
     """
     end = progress.cursor + total
     if 0 <= progress.dataset - end < least_step:
@@ -81,7 +78,7 @@ def is_scheduler(thing: Any) -> bool:
 
 
 class Schedules:
-    """The schedulers of a job, and the present step, which their wrappers share."""
+    """The schedulers of a job. Their wrappers share the present step."""
 
     def __init__(
         self,
@@ -89,12 +86,13 @@ class Schedules:
         due: Callable[[], bool] = lambda: True,
         of_ranks: Callable[[float], list[float]] = lambda value: [value],
     ) -> None:
-        """`due` returns True in the last accumulation step of a step. `of_ranks` returns every rank's value."""
+        """`due` returns True in a step's last accumulation step. `of_ranks` returns a value of each rank, given this
+        rank's."""
         self.of_ranks, self.base_batch, self.due = of_ranks, base_batch, due
         self.samples = 0
         """Number of samples by which schedules advance in the present step."""
         self.rest = 0
-        """Number of samples before the present step that do not fill a base batch."""
+        """Number of samples, before the present step, that do not fill a base batch."""
         self.within = False
         """True if the script is in the loop over batches."""
         self._wrapped: list[ProgressScheduler] = []
@@ -112,7 +110,7 @@ class Schedules:
         return self._wrapped[-1]
 
     def enter(self, samples: int, before: int = 0) -> None:
-        """Begin a step that advances schedules by `samples` samples, after `before` samples in all steps before."""
+        """Begin a step that advances schedules by `samples` samples, after `before` samples in earlier steps."""
         self.samples, self.rest, self.within = samples, before % self.base_batch, True
         for wrapped in self._wrapped:
             wrapped.mark()
@@ -123,7 +121,7 @@ class Schedules:
             wrapped.check()
 
     def leave(self) -> None:
-        """Note that the script has left the loop over batches."""
+        """Record that the script has left the loop over batches."""
         self.within = False
 
 
@@ -163,9 +161,9 @@ class ProgressScheduler:
         return getattr(self.scheduler, name)
 
     def step(self, *args: Any, **kwargs: Any) -> None:
-        """Inside the loop over batches, advance to the progress after this step. Raises RuntimeError there for an
-        argument (metric or epoch). Outside the loop, step the script's own scheduler on all ranks; a metric is averaged
-        over the ranks."""
+        """Advance to the progress after this step, inside the loop over batches. Outside the loop, step the script's
+        own scheduler on all ranks, with a metric averaged over the ranks. Raises RuntimeError for an argument (metric
+        or epoch) inside the loop."""
         schedules = self._schedules
         if not schedules.within:
             if isinstance(self.scheduler, ReduceLROnPlateau):
@@ -191,7 +189,7 @@ class ProgressScheduler:
         return found[0] if len(set(found)) == 1 else sum(found) / len(found)
 
     def _over(self) -> bool:
-        """True if the schedule has ended; a further step of some schedulers (OneCycleLR) would raise an error."""
+        """True if the schedule has ended, so that a further step may raise an error (OneCycleLR)."""
         last, total = (getattr(self.scheduler, name, None) for name in ("last_epoch", "total_steps"))
         return isinstance(last, int) and isinstance(total, int) and last >= total
 
@@ -223,13 +221,12 @@ class ProgressScheduler:
 
 
 def _marks(scheduler: Any) -> list[Any]:
-    """Return counters that change with each step of a scheduler, or of a scheduler inside it."""
+    """Return counters that change with each step of a scheduler, or of one inside it."""
     own = [getattr(scheduler, name, None) for name in ("last_epoch", "_step_count")]
     return own + [_marks(part) for part in getattr(scheduler, "_schedulers", ())]
 
 
 def _plain(value: Any) -> Any:
-    """Return the numbers and texts of a state, in lists and dicts; other values become None."""
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -249,8 +246,8 @@ def _other(before: Any, now: Any, key: str = "") -> dict[str, Any]:
 
 
 def _differences(scheduler: Any) -> list[str]:
-    """Return a message for each LambdaLR whose functions give another rate than the saved one. Checkpoints do not hold
-    these functions."""
+    """Return a message for each LambdaLR whose functions now give another rate than at the checkpoint, which does not
+    hold the functions."""
     found = [text for part in getattr(scheduler, "_schedulers", ()) for text in _differences(part)]
     saved = getattr(scheduler, "_last_lr", None)
     if not isinstance(scheduler, LambdaLR) or not saved:
