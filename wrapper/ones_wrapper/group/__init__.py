@@ -27,8 +27,8 @@ TOGETHER = 64 << 20
 
 
 class RankError(Exception):
-    """Error on all ranks, because a function failed on at least one rank. The message names the failed ranks and the
-    reasons."""
+    """Error on all ranks, because a function failed on at least one rank. The message names the failed ranks and their
+    errors."""
 
 
 @dataclass(eq=False)
@@ -36,8 +36,7 @@ class Group:
     """The ranks of one run, and their collectives. Every method is collective unless it says otherwise: all ranks call
     it at the same point.
 
-    In a job of blocks this object's ranks change at step boundaries. This base class is a group of one rank; subclasses
-    send messages.
+    In a job of blocks the ranks change at step boundaries. This base class has one rank; subclasses send messages.
     """
 
     rank: int
@@ -49,7 +48,7 @@ class Group:
 
     def duplicate(self) -> Group | None:
         """Return another group of the same ranks, for collectives of a background thread; the caller must close it.
-        None, on all ranks, if a second thread cannot send messages."""
+        Return None on all ranks if a second thread cannot send messages."""
         return self
 
     def maximum(self, values: Sequence[int]) -> list[int]:
@@ -65,15 +64,15 @@ class Group:
         return list(values)
 
     def gather(self, value: T) -> list[T]:
-        """Return the values of all ranks, in rank order. A value is plain data, arrays and tensors
+        """Return the values of all ranks, in rank order. A value consists of plain data, arrays and tensors
         (`network.plain`)."""
         return [value]
 
     def close(self, code: int = 0) -> None:
         """Leave the process group.
 
-        `code` is the exit code with which this rank ends. If it is not 0, the call is not collective. Other ranks may
-        then wait for this rank; if the transport does not end their wait, the call does.
+        `code` is the exit code with which this rank ends. If it is not 0, the call is not collective, and ends the wait
+        of other ranks for this rank if the transport does not.
         """
 
     def say(self, *texts: str) -> None:
@@ -118,12 +117,12 @@ class TorchGroup(Group):
     """The ranks of a torch.distributed process group."""
 
     control: Any
-    """Gloo group for small messages on the CPU, so that they never wait for a GPU. It is raw if it was built directly,
-    unknown to torch.distributed."""
+    """Gloo group for small messages on the CPU, which never wait for a GPU. It may be raw: unknown to
+    torch.distributed."""
     main: bool = True
     """True if `close` ends torch.distributed, False if it ends only `control`."""
     again: Callable[[], Any] | None = None
-    """Function that returns another raw group of the same ranks, if `control` is raw."""
+    """Function that returns another raw group of the same ranks, for a raw `control`; else None."""
 
     def duplicate(self) -> TorchGroup:
         control = self.again() if self.again is not None else dist.new_group(backend="gloo")

@@ -17,8 +17,8 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def together(tensors: Iterable[T], size: int) -> Iterator[list[T]]:
-    """Yield lists of tensors to pack together, each of one type and device. A list has at most `size` bytes, unless it
-    is a single tensor."""
+    """Yield lists of tensors to pack together, of one type and device each. A list has at most `size` bytes, or is a
+    single larger tensor."""
     by_kind: dict[tuple[torch.dtype, torch.device], list[T]] = {}
     for tensor in tensors:
         some = by_kind.setdefault((tensor.dtype, tensor.device), [])

@@ -22,17 +22,17 @@ from ones_wrapper.network import plain
 T = TypeVar("T")
 
 SPIN_S = 0.002
-"""Seconds for which a waiting rank polls without pause. After that it sleeps between polls, to free its core."""
+"""Seconds for which a waiting rank polls without pause. Later it sleeps between polls, to free its core."""
 SLEEP_S = 0.001
 EXIT_WAIT_S = 5.0
-"""Seconds for which a failed rank waits for other ranks to end. After that it aborts them."""
+"""Seconds for which a failed rank waits for other ranks to end, before it aborts them."""
 
 SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
 """Variables in which launchers write the number of ranks that they started, the most reliable first."""
 
 
 class MpiError(Exception):
-    """Error: MPI found another number of ranks than was started. The message says what to do."""
+    """Error: MPI found more or fewer ranks than were started. The message says what to do."""
 
 
 @dataclass(eq=False)
@@ -88,7 +88,7 @@ class MpiGroup(Group):
 
     def _fail(self, code: int) -> None:
         """Wait up to `EXIT_WAIT_S` seconds for all other ranks to fail as well; then abort them, since they may wait
-        for this rank."""
+        for ever."""
         ending, deadline = self.exit_comm.Ibarrier(), time.monotonic() + EXIT_WAIT_S
         while not ending.Test():
             if time.monotonic() > deadline:
@@ -128,8 +128,8 @@ def join_mpi(env: Mapping[str, str] = os.environ) -> MpiGroup:
 
 
 def check_world(world: int, env: Mapping[str, str]) -> None:
-    """Raise `MpiError` if MPI found another number of ranks than was started. The number that `ones-run` requested must
-    match exactly. The launchers' own variables are compared only if MPI found a single rank, since some count nodes."""
+    """Raise `MpiError` if MPI found more or fewer ranks than were started. The number that `ones-run` requested must
+    match exactly. Variables of other launchers are compared only if MPI found a single rank, since some count nodes."""
     launched = next(((name, int(env[name])) for name in SIZES if env.get(name, "").isdigit()), None)
     asked = None
     if env.get("ONES_NODES") and env.get("ONES_GPUS_PER_NODE"):
