@@ -1,9 +1,9 @@
 """Gradient noise scale, from the norms of the gradients that ranks exchange anyway (McCandlish et al. 2018, App. A.1).
 
-A rank's gradient g_i is the mean over its n_i samples, the exchanged gradient g the mean over all n. So E|g_i|² = |G|² +
-tr(Σ)/n_i and E|g|² = |G|² + tr(Σ)/n. Let small be the mean of |g_i|² with weights n_i/n over the k ranks with samples, and
-large = |g|². Then E small = |G|² + k tr(Σ)/n, which gives the unbiased estimates tr(Σ) = n (small − large)/(k − 1) and
-|G|² = large − tr(Σ)/n. The noise scale is the ratio of their running means.
+A rank's gradient g_i is the mean over its n_i samples, the exchanged gradient g the mean over all n. So E|g_i|² =
+|G|² + tr(Σ)/n_i and E|g|² = |G|² + tr(Σ)/n. Let large be |g|², and small the mean of |g_i|² with weights n_i/n over the
+k ranks with samples. Then E small = |G|² + k tr(Σ)/n, which gives the unbiased estimates tr(Σ) = n (small −
+large)/(k − 1) and |G|² = large − tr(Σ)/n. The noise scale is the ratio of their running means.
 
 A single rank compares each step's gradient a with the previous step's b: tr(Σ) = n |a − b|²/2 and |G|² = a·b. These are
 also unbiased if the model changes little from step to step. A copy of the gradients is kept for this.
