@@ -1,1 +1,1 @@
-"""Data of one rank in one step: its share of the global batch, its samples, streams and random numbers."""
+"""Data of one rank: its share of each step's global batch, its samples, streams and random numbers."""

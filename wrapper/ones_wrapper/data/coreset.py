@@ -3,9 +3,9 @@ arXiv:1906.01827).
 
 For each class, the subset S minimises Σ_i min_{j∈S} d_ij over the class's samples i: a facility location problem. d_ij
 is the distance between the gradients of samples i and j (an upper bound, or in the last layer). F(S) = Σ_i (d_max −
-min_{j∈S} d_ij) is monotone and submodular. So a greedy choice of n samples reaches at least 1 − 1/e of the largest F of
-any n samples. Lazy evaluation computes this choice (Minoux 1978). The weight of a chosen sample is the number of
-samples to which it is the nearest chosen one (eq. 9, Algorithm 1).
+min_{j∈S} d_ij) is monotone and submodular. So a greedy choice of n samples reaches at least the fraction 1 − 1/e of the
+largest F of n samples. Lazy evaluation computes this choice (Minoux 1978). The weight of a chosen sample is the number
+of samples to which it is the nearest chosen one (eq. 9, Algorithm 1).
 
 A class of more than `shard` samples is cut into random shards. The greedy algorithm chooses within each shard, and then
 among all chosen samples (GreeDi: Mirzasoleiman et al., NIPS 2013). The shards depend only on the data, and are
@@ -30,16 +30,16 @@ from ones_wrapper.group import Group
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 FeaturesOf = Callable[[Ints], Floats]
-"""Function from samples' numbers in the dataset to their features, one row for each sample."""
+"""Function that returns the features of samples, [samples, width], given their indices in the dataset."""
 
 MOST = 2**26
-"""Largest number of distances in memory in GreeDi's second round (512 MiB). A class that needs more uses distances from
-a random part of its samples."""
+"""Largest number of distances in memory in GreeDi's second round (512 MiB). A larger class uses only distances from a
+random part of its samples."""
 
 
 NORM_BITS = 25
-"""Bits of the longest feature row's norm, as a whole number of quanta. Squared distances then stay below 2^52, and so
-are exact in float64."""
+"""Bits of the longest feature row's norm, in quanta. Squared distances then stay below 2^52, and are exact in
+float64."""
 
 
 @dataclass(frozen=True)
@@ -48,16 +48,16 @@ class Coreset:
     1."""
 
     fraction: float
-    """Share of the samples to choose, above 0 and at most 1."""
+    """Fraction of the samples to choose, above 0 and at most 1."""
     every: int = 0
     """Epochs between two selections; 0 for a single selection, before the first epoch."""
     features: Callable[[Any], torch.Tensor] | None = None
     """Function from a collated batch to one row of features for each sample (`last_layer_gradient`). The distance
-    between two rows approximates the distance between the samples' gradients. None for the batch's first part (the
-    inputs), whose distances are bounds for a convex model."""
+    between two rows approximates the distance between the samples' gradients. None uses the batch's first part, the
+    inputs: their distances are bounds for a convex model."""
     labels: Any = None
-    """Class of each sample of the dataset, as whole numbers; for data without classes, zeros. None: the dataset's own
-    (`targets`, `labels`, or the last tensor of a TensorDataset)."""
+    """Class of each sample of the dataset, as whole numbers; for data without classes, zeros. None uses the dataset's
+    own (`targets`, `labels`, or the last tensor of a TensorDataset)."""
     shard: int = 2048
     """Largest number of samples in a shard of a class, from which the greedy algorithm chooses at once."""
 
@@ -86,10 +86,11 @@ def last_layer_gradient(logits: torch.Tensor, labels: torch.Tensor, hidden: torc
 
 
 def distances(one: Floats, other: Floats) -> Floats:
-    """Return the Euclidean distances between all rows as multiples of a quantum, [rows of one, rows of other].
+    """Return the Euclidean distances between the rows of `one` and of `other` as multiples of a quantum, [rows of one,
+    rows of other].
 
-    Features are first rounded to multiples of the quantum, so that sums of products and of distances are exact. So
-    equal features give equal distances on every processor, and the greedy algorithm makes the same choice.
+    Features are rounded to multiples of the quantum, so that all sums are exact. Equal features then give equal
+    distances, and the same greedy choice, on every processor.
     """
     one, other = in_quanta(one, other)
     squares = (one**2).sum(1)[:, None] + (other**2).sum(1)[None, :] - 2.0 * (one @ other.T)
@@ -99,7 +100,7 @@ def distances(one: Floats, other: Floats) -> Floats:
 
 def in_quanta(one: Floats, other: Floats) -> tuple[Floats, Floats]:
     """Return both arrays of features, shifted to the middle of their range, as multiples of a common quantum. The
-    quantum is a power of two for which the longest row's norm has `NORM_BITS` bits."""
+    quantum is the power of two for which the longest row's norm has `NORM_BITS` bits."""
     rows = np.concatenate([one, other])
     rows = rows - (rows.min(0, initial=math.inf) / 2 + rows.max(0, initial=-math.inf) / 2)
     # A bound of the longest row, then its length: the rounding of both is the same on any processor.
@@ -110,11 +111,10 @@ def in_quanta(one: Floats, other: Floats) -> tuple[Floats, Floats]:
 
 
 def lazy_greedy(distance: Floats, count: int) -> list[int]:
-    """Return `count` columns in the order in which the greedy algorithm chooses them; the first one if several are
-    equal.
+    """Return `count` columns in the order of the greedy choice; of equal columns the first.
 
-    `distance[i, j]` is the distance of sample i from candidate j. A candidate's gain can only fall while others are
-    chosen. So a candidate whose recomputed gain is above the other candidates' old gains is the next choice.
+    `distance[i, j]` is the distance of sample i from candidate j. A candidate's gain only falls while others are
+    chosen. So a candidate is the next choice if its recomputed gain is above the old gains of all others.
     """
     nearest = np.full(len(distance), distance.max(initial=0.0))
     columns = np.ascontiguousarray(distance.T)
@@ -142,8 +142,8 @@ def cost(distance: Floats, chosen: Sequence[int]) -> float:
 
 
 def budgets(sizes: Sequence[int], count: int) -> list[int]:
-    """Return the number of samples to choose from each class, with sum `count`. It is proportional to the class's size,
-    and at least 1 if `count` suffices for all classes."""
+    """Return the number of samples to choose from each class; the sum is `count`. It is proportional to the class's
+    size, and at least 1 if `count` suffices for that."""
     total = sum(sizes)
     found = [count * size // total for size in sizes]
     least = [min(1, size) for size in sizes] if count >= sum(1 for size in sizes if size) else [0] * len(sizes)
@@ -161,7 +161,7 @@ def budgets(sizes: Sequence[int], count: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Chosen:
-    """A weighted subset of a dataset: numbers and weights of its samples."""
+    """A weighted subset of a dataset: indices and weights of its samples."""
 
     indices: Ints
     weights: Floats
@@ -169,7 +169,7 @@ class Chosen:
 
 
 def select(features_of: FeaturesOf, labels: Ints, count: int, group: Group, shard: int = 2048) -> Chosen:
-    """Choose `count` samples and their weights, the same on all ranks. Collective. Raises `RankError` if `features_of`
+    """Choose `count` samples and their weights, equal on all ranks. Collective. Raises `RankError` if `features_of`
     fails.
 
     `features_of` is called once for each sample. For a class of several shards, one rank calls it again with the
@@ -221,8 +221,8 @@ def select(features_of: FeaturesOf, labels: Ints, count: int, group: Group, shar
 
 
 def _among(features_of: FeaturesOf, members: Ints, shards: list[tuple[Ints, Floats]], count: int) -> list[int]:
-    """Return the samples that GreeDi's second round chooses, as positions among all shards' chosen samples. This is a
-    greedy choice among these, or the choice of a single shard if that has a lower cost."""
+    """Return the samples that GreeDi's second round chooses, as positions among the chosen samples of all shards.
+    Either this is a greedy choice, or the choice of a single shard if its cost is lower."""
     candidates = np.concatenate([features for _, features in shards])
     held = max(1, MOST // len(candidates))
     if len(members) > held:
@@ -240,8 +240,8 @@ def _among(features_of: FeaturesOf, members: Ints, shards: list[tuple[Ints, Floa
 def _nearest(
     mine: list[tuple[int, Ints]], rows: list[Floats], final: dict[int, tuple[Ints, Floats]], samples: int
 ) -> Floats:
-    """Return counts for all samples of the dataset. A chosen sample's count is the number of this rank's samples to
-    which it is the nearest one; other counts are 0."""
+    """Return a count for each sample of the dataset, [samples]. A chosen sample's count is the number of this rank's
+    samples that have it as the nearest one; other counts are 0."""
     counts = np.zeros(samples)
     for (kind, _), features in zip(mine, rows, strict=True):
         indices, theirs = final[kind]

@@ -1,7 +1,7 @@
 """The feed of a coreset: epochs over the chosen samples, each local batch with its samples' weights.
 
-Checkpoints and blocks that join get the selection, so that a resize in the middle of an epoch keeps it. All counts of
-samples (length of an epoch, cursor, progress) are counts of chosen samples.
+Checkpoints and new blocks get the selection, so that a resize in the middle of an epoch keeps it. All counts (length of
+an epoch, cursor, progress) are counts of chosen samples.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LABELS = (
 
 
 class Selection:
-    """The chosen samples of the present coreset, as an object with a state for checkpoints."""
+    """The chosen samples of the present coreset, with a state for checkpoints."""
 
     def __init__(self) -> None:
         self.epoch = -1
@@ -60,8 +60,8 @@ class CoresetFeed(Feed):
         self._selection = selection
 
     def due(self, epoch: int, cursor: int) -> bool:
-        """Return True if samples must be chosen before the epoch continues, the same on all ranks. Raises ValueError if
-        the checkpoint's selection was made from another number of samples or with another fraction."""
+        """Return True if samples must be chosen before the epoch continues; equal on all ranks. Raises ValueError if
+        the checkpoint's selection has another fraction, or is of a dataset of another length."""
         selection = self._selection
         if selection.epoch < 0:
             return True
@@ -81,13 +81,13 @@ class CoresetFeed(Feed):
         return epoch - epoch % self.coreset.every if self.coreset.every else 0
 
     def take(self, epoch: int, chosen: Chosen) -> None:
-        """Use this selection from this epoch on."""
+        """Use this selection from epoch `epoch` on."""
         selection = self._selection
         selection.epoch, selection.samples, selection.chosen = self._since(epoch), self._held, chosen
         self._order = None
 
     def features(self, epoch: int, members: Ints, most: int) -> Floats:
-        """Return the features of these samples, computed for at most `most` samples at a time."""
+        """Return the features of these samples, [samples, width], computed for at most `most` samples at a time."""
         pieces = np.array_split(members, -(-len(members) // most))
         make = self.coreset.features or first_of
         rows = [

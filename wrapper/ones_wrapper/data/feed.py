@@ -3,8 +3,8 @@
 Each epoch has one permutation of the samples, and a cursor in it. A step uses the next global batch of the permutation.
 The cursor moves when a step is completed, not when its data is fetched. So a checkpoint needs only the cursor.
 
-The samples of a step are split over replicas, evenly or in proportion to speed (shares.py). In plain data parallel each
-rank is a replica. A strategy may have replicas of several ranks, which get the same samples.
+The samples of a step are split over replicas, evenly or in proportion to speed (shares.py). All ranks of a replica get
+the same samples; in plain data parallel each rank is a replica.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ PLANNED = 32
 
 
 class Share(NamedTuple):
-    """Part of a step's samples that one replica has, as positions within the epoch's permutation."""
+    """Samples of a step that one replica has, as positions within the epoch's permutation."""
 
     start: int
     stop: int
     """Position after the replica's last sample; equal to `start` if the replica has no samples."""
     total: int
-    """Samples of the step on all replicas."""
+    """Samples of all replicas in the step."""
 
     @property
     def samples(self) -> int:
@@ -48,7 +48,7 @@ class Share(NamedTuple):
 
 
 class Tokens(NamedTuple):
-    """Numbers of tokens in one pass, in all passes of the replica in the step, and in the step on all replicas."""
+    """Numbers of tokens: in one pass, in all passes of the replica in the step, and of all replicas in the step."""
 
     of_pass: int
     of_share: int
@@ -63,34 +63,33 @@ class AccumulationStep:
     start: int
     """Position of the pass's first sample within the epoch's permutation."""
     samples: int
-    """Samples of the pass. If it is 0, the pass uses a borrowed sample, which another pass counts, and its gradient has
-    weight 0."""
+    """Number of samples of the pass. A pass with 0 samples uses a borrowed sample, which another pass counts, and its
+    gradient has weight 0."""
     index: int
     count: int
     """Number of passes in the step, equal on all ranks."""
     largest: int
-    """Samples of the largest pass of this step on any rank, 1 or more."""
+    """Number of samples of the step's largest pass on any rank, at least 1."""
     borrows: int = 1
     """Number of copies of the borrowed sample in this pass, if `samples` is 0."""
     tokens: Tokens | None = None
-    """Numbers of tokens if gradients are means over tokens; None if they are means over samples."""
+    """Numbers of tokens if gradients are means over tokens; None if over samples."""
 
     @property
     def weight(self) -> float:
-        """Weight of the pass in the mean over the step, where all weights add up to `share.total`. It is 0 for a pass
-        without samples or tokens."""
+        """Weight of the pass in the mean over the step; all weights of a step add up to `share.total`. It is 0 for a
+        pass without samples or tokens."""
         return self.samples if self.tokens is None else self.tokens.of_pass * self.share.total / self.tokens.total
 
     @property
     def share_weight(self) -> float:
-        """Sum of the weights of all passes of the replica in the step."""
+        """Sum of the weights of the replica's passes in the step."""
         its = self.tokens
         return self.share.samples if its is None else its.of_share * self.share.total / its.total
 
     @property
     def counted(self) -> int:
-        """Weight of the pass in a mean of losses over several steps: its tokens if tokens are counted, else its
-        samples."""
+        """Weight of the pass in a mean of losses over several steps: its number of tokens if known, else of samples."""
         return self.samples if self.tokens is None else self.tokens.of_pass
 
     @property
@@ -100,8 +99,8 @@ class AccumulationStep:
 
 
 def weigh(step: list[Pass], held: Callable[[Any], Any], total: Callable[[Sequence[float]], list[float]]) -> list[Pass]:
-    """Return the passes of a step with their numbers of tokens, or unchanged if the step has no tokens. `held` counts
-    the tokens of a local batch. `total` returns sums over the ranks (collective)."""
+    """Return the passes of a step with their numbers of tokens; unchanged if the step has no tokens. `held` counts the
+    tokens of a local batch. `total` returns the sums over the ranks of its arguments (collective)."""
     counts = [int(held(local)) if part.samples else 0 for part, local in step]
     own = sum(counts)
     every = int(total([float(own)])[0])
@@ -113,7 +112,7 @@ def weigh(step: list[Pass], held: Callable[[Any], Any], total: Callable[[Sequenc
 
 def split(cursor: int, total: int, replicas: int, replica: int, unit: int = 1, least: int = 1) -> Share:
     """Return one replica's share of the `total` samples that begin at `cursor`. Shares are multiples of `unit`, and
-    differ by at most one `unit`. In an epoch's last step, `total` may be no multiple of `unit`; the last share then has
+    differ by at most one `unit`. If `total` is no multiple of `unit`, as in an epoch's last step, the last share has
     the remainder.
 
     The first replicas have the larger shares, so that the first always has samples. If shares would be smaller than
@@ -148,8 +147,8 @@ def clamp_batch(
     max_accumulation_steps: int = 1,
     multiple_of: int = 1,
 ) -> int:
-    """Return the global batch to use for `wanted` samples: at most `max_batch`, and at most as many as the replicas
-    hold. It is a multiple of `multiple_of` if that many samples fit."""
+    """Return the global batch to use for `wanted` samples: at most `max_batch`, and at most what the replicas hold. It
+    is a multiple of `multiple_of`, unless fewer samples fit."""
     most = max(1, min(max_batch, max_local_batch * max_accumulation_steps * replicas))
     if most < multiple_of:
         return most
@@ -159,8 +158,8 @@ def clamp_batch(
 
 @lru_cache(maxsize=256)
 def accumulation_count(total: int, replicas: int, max_local: int, unit: int = 1, least: int = 1) -> int:
-    """Return the number of passes of a step of `total` samples, if no replica may have more than `max_local` samples in
-    a pass. `max_local` must be a multiple of `unit`."""
+    """Return the number of passes of a step of `total` samples, with at most `max_local` samples of a replica in a
+    pass. `max_local` must be a multiple of `unit`."""
     return -(-_largest(total, replicas, unit, least) // max_local)
 
 
@@ -171,21 +170,21 @@ def _largest(total: int, parts: int, unit: int, least: int = 1) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Global batch and limits from which the passes of one replica in each step follow."""
+    """Global batch and limits that determine the passes of one replica in each step."""
 
     batch: int
-    """Samples of a step on all replicas, except in an epoch's last step."""
+    """Samples of all replicas in a step, except in an epoch's last step."""
     replicas: int
     replica: int
     max_local: int
     """Largest number of samples in a pass of the replica."""
     unit: int = 1
-    """Divisor of the samples of each share and each pass, except in an epoch's last step."""
+    """Divisor of each share and each pass in samples, except in an epoch's last step."""
     uneven: Shares | None = None
     least: int = 1
-    """Smallest number of samples in a share, unless it is empty."""
+    """Smallest number of samples in a share that is not empty."""
     whole: int = 1
-    """Divisor of the samples of every step. An epoch does not use its remaining samples."""
+    """Divisor of every step in samples. Samples that remain at the end of an epoch are not used."""
 
 
 def accumulation_steps(share: Share, cut: Cut, largest_share: int | None = None) -> Iterator[AccumulationStep]:
@@ -193,7 +192,7 @@ def accumulation_steps(share: Share, cut: Cut, largest_share: int | None = None)
     of nearly equal size, in multiples of `unit`. `largest_share` is the largest share of any replica (default: that of
     even shares).
 
-    A pass without samples borrows the last sample of the step, or of the replica's share, which every rank can fetch.
+    A pass without samples borrows the sample before its position, which every rank can fetch.
     """
     count = accumulation_count(share.total, cut.replicas, cut.max_local, cut.unit, cut.least)
     largest = _largest(largest_share or _largest(share.total, cut.replicas, cut.unit, cut.least), count, cut.unit)
@@ -230,7 +229,7 @@ def step_size(left: int, cut: Cut) -> int:
 
 
 def plan(cursor: int, samples: int, cut: Cut) -> Iterator[AccumulationStep]:
-    """Yield the replica's passes in all steps from `cursor` to the end of the epoch."""
+    """Yield the replica's passes from `cursor` to the end of the epoch."""
     while total := step_size(samples - cursor, cut):
         yield from step_passes(cursor, total, cut)
         cursor += total
@@ -251,10 +250,10 @@ class Feed:
         options: dict[str, Any] | None = None,
         whole: int = 1,
     ) -> None:
-        """`seed` fixes the order of every epoch; with `keyed` also the random numbers that are drawn while a sample is
-        fetched. `options` are further options of torch's DataLoader. An epoch has the largest multiple of `whole`
-        samples. Raises TypeError for a dataset without length or items, ValueError for an empty dataset or
-        contradictory options."""
+        """`seed` fixes the order of every epoch; with `keyed` also the random numbers drawn while a sample is fetched.
+        `options` are further options of torch's DataLoader. An epoch has the largest multiple of `whole` samples.
+        Raises TypeError for a dataset without length or items, ValueError for an empty dataset or contradictory
+        options."""
         if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
             raise TypeError(f"loader: {type(dataset).__name__} has no length or no items")
         self._held = len(dataset)
@@ -275,7 +274,7 @@ class Feed:
         # epoch has new workers, as in an ordinary script, unless the script asks for persistent workers.
         self._renews = bool(num_workers) and not options.get("persistent_workers")
         self._walked: int | None = None
-        """Epoch for which the DataLoader's present workers fetch; None without workers."""
+        """Epoch for which the DataLoader's present workers fetch, or None."""
         if num_workers:
             options["persistent_workers"] = True
         self._loader = DataLoader(
@@ -311,8 +310,8 @@ class Feed:
         A replica without samples in a pass gets a borrowed sample of weight 0, since it must join the gradient
         exchange. Samples that workers have fetched in advance are not counted as used.
 
-        Each fetch restores the global random generators afterwards, which takes 0.1 ms. With `seeded` the caller seeds
-        them before each step's first pass; the fetch for that pass then does not restore them.
+        Each fetch restores the global random generators afterwards, which takes 0.1 ms. With `seeded` this is left out
+        for each step's first pass, before which the caller seeds them.
         """
         order = self.order(epoch)
         self._generator.manual_seed(key(self._seed, epoch, cursor, cut.replica) >> 1)
@@ -323,8 +322,8 @@ class Feed:
         return zip(used, self._fetched(epoch), strict=True)
 
     def share(self, replicas: int, replica: int, most: int, unit: int = 1) -> list[AccumulationStep]:
-        """Return the replica's passes over its part of the whole dataset, each of at most `most` samples. Replicas have
-        equally many passes, unless a part is too small for them."""
+        """Return one replica's passes over its part of the whole dataset, each of at most `most` samples. All replicas
+        have equally many passes, unless a replica's part is too small."""
         cut = Cut(self.samples, replicas, replica, most, unit)
         return [part for part in step_passes(0, self.samples, cut) if part.samples]
 
@@ -340,7 +339,7 @@ class Feed:
         return self._fetched(None)
 
     def _fetched(self, epoch: int | None) -> Iterator[Any]:
-        """Yield the requested batches from workers that already fetch for `epoch`, or else from new workers."""
+        """Yield the requested batches from workers that already fetch for `epoch`, or from new workers."""
         if self._renews and (epoch is None or epoch != self._walked):
             self._loader._iterator = None
         self._walked = epoch
@@ -352,18 +351,18 @@ class Feed:
         yield from ()
 
     def indices(self, epoch: int, part: AccumulationStep) -> list[int]:
-        """Return the dataset indices of a pass's own samples; empty for a pass with a borrowed sample."""
+        """Return the dataset indices of a pass's samples; empty for a pass with a borrowed sample."""
         return fetched_indices(self.order(epoch), part) if part.samples else []
 
 
 def fetched_indices(order: npt.NDArray[np.int64], part: AccumulationStep) -> list[int]:
-    """Return the dataset indices that a pass fetches: its own samples, or copies of the borrowed one."""
+    """Return the dataset indices that a pass fetches: of its samples, or of copies of the borrowed sample."""
     chosen: list[int] = order[part.start : part.start + max(part.samples, 1)].tolist()
     return chosen if part.samples else chosen * part.borrows
 
 
 def _ahead(requests: Iterator[_Request]) -> Iterator[_Request]:
-    """Yield the requests, but compute `PLANNED` of them at a time, which is much faster than one between two steps."""
+    """Yield the requests. `PLANNED` of them are computed at a time, which is much faster than one between two steps."""
     while several := list(islice(requests, PLANNED)):
         yield from several
 
@@ -386,11 +385,11 @@ class _Request(NamedTuple):
     epoch: int
     indices: list[int]
     keep: bool = True
-    """True if the global random generators must be restored after the fetch."""
+    """True if the fetch must restore the global random generators."""
 
 
 class _Requests:
-    """Iterable over the next requests, which the DataLoader gets in place of a batch sampler."""
+    """Iterable over the next requests, in place of the DataLoader's batch sampler."""
 
     to_come: Iterator[_Request] = iter(())
 
@@ -404,8 +403,8 @@ class _Collated(Dataset[Any]):
     def __init__(self, dataset: Dataset[Any], seed: int, keyed: bool, collate: Callable[[list[Any]], Any]) -> None:
         self.dataset, self._seed, self._collate = dataset, seed, collate
         self._by_item, self._collates = keyed and may_draw(dataset), keyed and collate is not default_collate
-        """True if fetching a sample may draw random numbers, and if collating a batch may; it is then seeded. torch's
-        own collate function draws none."""
+        """True if fetching a sample, and collating a batch, must be seeded. torch's own collate function draws no
+        numbers."""
 
     def __getitems__(self, request: _Request) -> Any:
         epoch, indices, keep = request

@@ -1,7 +1,7 @@
 """Fingerprint of a dataset, by which a later start checks that each index still has the same sample.
 
-A split without a seed, or classes numbered by a set, may differ at another start. Then samples are used twice or never,
-although the length of the dataset is the same.
+A split without a seed, or classes in the order of a set, may differ at another start. Then samples are used twice or
+never, although the dataset's length is the same.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ OTHER_ORDER = (
 
 def fingerprint(dataset: Dataset[Any], samples: int, options: dict[str, Any], order: int) -> str:
     """Return indices and digests of at most 16 samples, followed by `order`, a number that identifies the order of all
-    epochs. A sample that differs when read twice with the same seed is left out. `options` are the DataLoader's; if it
-    has workers, a worker reads the samples."""
+    epochs. Leaves out samples that differ when read twice with the same seed. `options` are the DataLoader's; if it has
+    workers, a worker reads the samples."""
     if os.environ.get(SWITCH) == "0":
         return ""
     wanted = sorted({index * samples // ITEMS for index in range(ITEMS)})
@@ -57,8 +57,8 @@ def fingerprint(dataset: Dataset[Any], samples: int, options: dict[str, Any], or
 
 
 def check(mine: str, before: str, where: str) -> None:
-    """Raise ValueError if a sample or the order differs between two fingerprints, `mine` and `before`. The message
-    names the origin of `before`, which is `where`."""
+    """Raise ValueError if a sample or the order differs between the fingerprints `mine` and `before`. The message names
+    `where` as the origin of `before`."""
     known = dict(one.split(":") for one in before.split())
     for number, digest in (one.split(":") for one in mine.split()):
         if known.get(number, digest) != digest:
@@ -66,7 +66,7 @@ def check(mine: str, before: str, where: str) -> None:
 
 
 class _Digests(Dataset[str]):
-    """Dataset whose items are digests of the samples; empty for a sample that cannot be compared."""
+    """Dataset whose items are digests of the samples. The digest of a sample that cannot be compared is empty."""
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
@@ -85,7 +85,7 @@ class _Digests(Dataset[str]):
 
 
 def _comparable(part: Any) -> Any:
-    """Return a part of a sample as plain data: shape, type and bytes of an array or image, the text of a number or
+    """Return a part of a sample as plain data: shape, type and bytes of an array or image; `repr` of a number or
     text."""
     dtype = getattr(part, "dtype", None)
     if hasattr(part, "tobytes") and not getattr(dtype, "hasobject", False):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class TrainingProgress:
-    """Position of the training. All counts are since the job's first run unless noted otherwise."""
+    """Position of the training. Counts begin with the job's first run unless noted otherwise."""
 
     epoch: int = 0
     cursor: int = 0
@@ -15,15 +15,15 @@ class TrainingProgress:
     step: int = 0
     samples: int = 0
     padding: int = 0
-    """Samples missing in the last base batches of past epochs. At the end of an epoch, `samples` + `padding` is a
-    multiple of the base batch."""
+    """Sum, over past epochs, of the samples by which the last base batch was not full. At the end of an epoch,
+    `samples` + `padding` is a multiple of the base batch."""
     batch: int = 0
-    """Global batch of the last order, before it is limited to what the GPUs hold; 0 for the script's own batch."""
+    """Global batch of the last order, before limits; 0 for the script's own batch."""
     dataset: int = 0
     """Samples in an epoch; 0 before the data is known."""
     items: str = ""
     useful: float = 0.0
-    """Progress in samples of the base batch: each sample counts with the statistical efficiency of its batch."""
+    """Progress in samples of the base batch: each sample is weighted with the statistical efficiency of its batch."""
     noise: float = 0.0
     """Newest gradient noise scale, in samples; 0 if none was measured."""
     noise_low: float = 0.0
@@ -33,16 +33,18 @@ class TrainingProgress:
     resizes: int = 0
     """Number of runs that began at another world size than the run before."""
     failures: int = 0
-    """Number of starts that ended without a last report or with an error, and were followed by another start."""
+    """Number of starts that ended with an error, or without a last report, before another start."""
     trained_s: float = 0.0
     lr_peaks: list[float] = field(default_factory=list)
     """Largest learning rate that the script has set so far, for each optimizer."""
     momentum_power: float = 1.0
-    """Power to which the script's momentum was raised in the last step. Momentum buffers are scaled accordingly."""
+    """Power to which the script's momentum was raised in the last step. Momentum buffers in the checkpoint fit this
+    power."""
     admitted: float = 0.0
-    """Present global batch if it is above the base batch but needs no more samples (`Rate.admit`); else 0."""
+    """Present global batch, if it is above the base batch and needs no more samples than that (`Rate.admit`); else
+    0."""
     left: int = -1
-    """Number of epochs given to init when the script left the loop over epochs early; -1 if it did not."""
+    """Number of epochs given to `init`, if the script left its loop over epochs early; else -1."""
     run_id: str = ""
     """Name of the job's runs in experiment loggers. A job that resumes from this job's checkpoint keeps the name."""
 

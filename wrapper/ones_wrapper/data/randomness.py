@@ -3,8 +3,8 @@
 Numbers drawn while a sample is fetched (augmentation) follow from (seed, epoch, sample). They are the same on every
 rank, in every worker process, at every world size and after every restart. All other numbers that a step draws
 (dropout) follow from (seed, step, rank), or for some strategies from (seed, step, replica). They are the same after a
-restart at the same world size. At another world size a rank has other samples, so that no seed could give each sample
-its old dropout mask.
+restart at the same world size. At another world size a rank has other samples, so that no seed gives each sample its
+old dropout mask.
 
 The generators are the global ones of `random`, numpy and torch, since transforms draw from these. For samples only
 torch's CPU generator is seeded: a `__getitem__` that draws on a GPU is not reproducible.
@@ -25,7 +25,7 @@ from ones_wrapper.process.workers import leave_signals_to_rank
 
 _WORD = 2**64
 _STEP = 0x9E3779B97F4A7C15
-"""Difference between neighbouring keys before mixing: the increment of SplitMix64."""
+"""Difference between neighbouring keys before they are mixed: the increment of SplitMix64."""
 _STEPS = 0x5354455053
 """Constant that makes the keys of steps differ from the keys of samples."""
 
@@ -38,7 +38,7 @@ def _mix(key: int) -> int:
 
 
 def key(*parts: int) -> int:
-    """Return one 64-bit key for several numbers in this order."""
+    """Return one 64-bit key for several numbers; their order matters."""
     found = 0
     for part in parts:
         found = _mix((found + part + _STEP) % _WORD)
@@ -63,8 +63,8 @@ def seed_step(seed: int, step: int, rank: int) -> None:
 
 @contextmanager
 def keep_generators() -> Iterator[None]:
-    """Context that restores the generators at its end, which takes about 0.1 ms. In a worker process it does nothing,
-    since no other code draws numbers there."""
+    """Context that restores the generators at its end, in about 0.1 ms. It does nothing in a worker process, where no
+    other code draws numbers."""
     if get_worker_info() is not None:
         yield
         return
@@ -92,9 +92,9 @@ def may_draw(dataset: Dataset[Any]) -> bool:
 
 
 class WorkerInit:
-    """Function that a DataLoader's worker calls first. It makes `get_worker_info().dataset` the script's dataset in
-    place of our wrapper, and calls the script's own `worker_init_fn`. It also ignores the job's signals, since the rank
-    handles them."""
+    """Function that a DataLoader's worker calls first. It makes `get_worker_info().dataset` the script's dataset
+    instead of our wrapper, and calls the script's own `worker_init_fn`. The worker then ignores the job's signals,
+    which the rank handles."""
 
     def __init__(self, then: Callable[[int], None] | None) -> None:
         self._then = then

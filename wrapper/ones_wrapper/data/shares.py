@@ -26,8 +26,8 @@ class Shares:
         """Return each rank's samples in a step of `total` samples, in at most `passes` passes.
 
         The slowest rank finishes as early as possible: each further sample goes to the rank that would finish it first
-        (method of highest averages). Each rank gets at least one sample if there are enough; rank 0 always does. Raises
-        ValueError if `total` samples do not fit on the ranks.
+        (method of highest averages). Each rank gets at least one sample if possible; rank 0 always does. Raises
+        ValueError if `total` samples do not fit.
         """
         return _divided(self.speeds, self.most, total, passes)
 

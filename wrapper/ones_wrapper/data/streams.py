@@ -60,7 +60,7 @@ class StreamFeed:
         if options.pop("persistent_workers", False):
             raise ValueError("loader: persistent_workers cannot be given for a stream, which each epoch opens again")
         self.samples: int = len(dataset) if hasattr(dataset, "__len__") else 0
-        """Samples of an epoch by the stream's `len`; 0 without `len`. The epoch ends when the stream ends."""
+        """Number of samples of an epoch by the stream's `len`; 0 without `len`. The epoch ends when the stream ends."""
         begin = 0, 0, Cut(1, 1, 0, 1)
         self._stream = _ReplicaStream(dataset, seed, keyed, collate_fn or default_collate, *begin)
         self._options = {"num_workers": num_workers, **options}
@@ -92,7 +92,7 @@ class StreamFeed:
 
 @dataclass(eq=False)
 class _ReplicaStream(IterableDataset[tuple[AccumulationStep, Any]]):
-    """Iteration of one replica from `cursor` to the end of an epoch, as a dataset for the DataLoader."""
+    """Local batches of one replica from `cursor` to the end of an epoch, as a dataset for the DataLoader."""
 
     dataset: Any
     seed: int

@@ -1,12 +1,12 @@
 """Uneven ranks (`init(uneven=True)`): each rank measures its own time, and all agree on shares in proportion to speed.
 
 A rank's own time in a step lasts from the beginning of the data's fetch until backward has computed the last gradient.
-The wait for slower ranks and the optimizer's step are not included, because they do not depend on the share. At step
-boundaries ranks exchange their times per sample, and each computes the same shares from them.
+The wait for slower ranks and the optimizer's step do not depend on the share, and are not included. At step boundaries
+ranks exchange their times per sample, and compute equal shares from them.
 
-The new weights are the measured samples per second. If a step also has a constant part, repeated changes still lead to
-equal times (a fixed-point iteration). Times are smoothed (`SMOOTHING`), and a change at most halves or doubles a rank's
-weight. A change must shorten the step by the share `GAIN`, since each change fetches data again.
+A rank's new weight is its measured samples per second. If a step's time also has a constant part, repeated changes
+still lead to equal times (a fixed-point iteration). Times are smoothed (`SMOOTHING`), and a change at most halves or
+doubles a weight. Each change fetches data again, so that it must save the fraction `GAIN` of the step's time.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from ones_wrapper.data.shares import Shares
 SMOOTHING = 0.5
 """Weight of the newest measurement in the smoothed times."""
 GAIN = 0.05
-"""Smallest share of a step's time that a change of shares must save."""
+"""Smallest fraction of a step's time that a change of shares must save."""
 BOUND = 2.0
 """Largest factor by which one change raises or lowers a rank's weight."""
 WARM_UP = 2
-"""Number of steps after each change that are not measured: data is fetched again, and after a start memory is
-allocated."""
+"""Number of steps after each change that are not measured, since data is fetched again, and memory allocated at
+first."""
 STEPS = 8
 """Fewest steps in a measurement."""
 WINDOW = 64
 """Largest number of steps in a measurement."""
 LATE = 16
-"""Largest number of steps whose GPU times are not known yet, since the processor runs ahead of the GPU."""
+"""Largest number of steps whose GPU times may be unknown yet, since the processor runs ahead of the GPU."""
 UNIT = 1e-12
 """Unit in seconds of the times that ranks exchange as integers."""
 
@@ -78,12 +78,12 @@ class OwnTime:
         self._resume()
 
     def taken(self) -> Callable[[], float | None]:
-        """Return a function that returns the rank's own time since `start`; see `taken_s`."""
+        """Return a function that returns the time since `start`; see `taken_s`."""
         return partial(taken_s, self._own + max(0.0, self._until - self._began), tuple(self._events))
 
 
 def taken_s(processor_s: float, events: Sequence[tuple[Any, Any]]) -> float | None:
-    """Return the longer of a step's processor time and GPU time in seconds; None until the GPU has finished the
+    """Return the larger of a step's processor time and GPU time in seconds; None until the GPU has finished the
     step."""
     if not all(end.query() for _, end in events):
         return None
@@ -97,7 +97,7 @@ def _recorded() -> torch.cuda.Event:
 
 
 class Uneven:
-    """Shares of one run's steps by measured speed. All ranks compute the same shares from times that they exchange."""
+    """Shares by measured speed in one run. All ranks compute equal shares from the times that they exchange."""
 
     def __init__(self, device: torch.device, most: int) -> None:
         """`most` is the largest number of samples in a pass of this rank."""
@@ -107,17 +107,18 @@ class Uneven:
         self.ranks_changed()
 
     def ranks_changed(self) -> None:
-        """Begin again with the new ranks: shares are even until times were measured."""
+        """Begin again with new ranks: shares are even until times are measured."""
         self.shares = None
         self._times: tuple[float, ...] = ()
-        """Smoothed seconds per sample of each rank, equal on all ranks."""
+        """Smoothed seconds per sample by rank; equal on all ranks."""
         self._new: deque[float] = deque(maxlen=WINDOW)
         self._late: deque[tuple[int, Callable[[], float | None]]] = deque(maxlen=LATE)
-        """(samples, time) of the last steps whose time is not in `_new` yet, oldest first."""
+        """(samples, function that returns the time) of the last steps whose times are not in `_new` yet, oldest
+        first."""
         self._left = WARM_UP
 
     def step(self, samples: int) -> None:
-        """Note the end of a step in which this rank had `samples` samples."""
+        """Record the end of a step in which this rank had `samples` samples."""
         if self._left:
             self._left -= 1
         elif samples:
@@ -127,9 +128,9 @@ class Uneven:
             self._new.extend([seconds / held] if seconds else [])
 
     def proposal(self, rank: int, world: int) -> list[int]:
-        """Return this rank's numbers for the agreement: the time per sample of each rank in `UNIT`, then the most
-        samples in a pass of each rank. Numbers of other ranks are 0, and so is this rank's time until enough steps are
-        measured."""
+        """Return this rank's numbers for the agreement, [2 × world]. They are each rank's time per sample in units of
+        `UNIT`, then each rank's largest pass in samples. Entries of other ranks are 0, and so is this rank's time until
+        enough steps are measured."""
         if world == 1:
             return []
         slots = [0] * (2 * world)
@@ -139,7 +140,7 @@ class Uneven:
         return slots
 
     def agreed(self, slots: Sequence[int], total: int, passes: int) -> bool:
-        """Update the shares from the numbers of all ranks; return True if they changed. `total` is the global batch,
+        """Update the shares from the agreed numbers `slots`; return True if they changed. `total` is the global batch,
         and `passes` the number of passes in a step."""
         world = len(slots) // 2
         if not all(slots) or not world:
@@ -160,14 +161,14 @@ class Uneven:
 
 
 def counts(shares: Shares | None, total: int, world: int, passes: int) -> tuple[int, ...]:
-    """Return each rank's samples in a step of `total` samples."""
+    """Return each rank's number of samples in a step of `total` samples."""
     if shares is not None:
         return shares.samples(total, passes)
     return tuple(split(0, total, world, rank).samples for rank in range(world))
 
 
 def _bounded(shares: Shares | None, times: Sequence[float]) -> tuple[float, ...]:
-    """Return each rank's weight by its speed, with mean about 1. No weight changes by more than the factor `BOUND`."""
+    """Return each rank's weight by its speed; the mean is about 1. A weight changes at most by the factor `BOUND`."""
     world, whole = len(times), sum(1.0 / each for each in times)
     before = shares.speeds if shares is not None else (1.0,) * world
     wanted = (world / (each * whole) for each in times)

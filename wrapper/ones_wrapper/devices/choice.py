@@ -21,17 +21,17 @@ from ones_wrapper.process.log import log
 from ones_wrapper.protocol.hostlist import expand
 
 OWN_CARD = "ONES_OWN_CARD"
-"""Variable that marks a rank with only one visible device, its own MIG slice."""
+"""Variable that marks a rank whose only visible device is its own MIG slice."""
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def choose(
     env: Mapping[str, str], local_rank: int, local_world: int, backend: str | None = None
 ) -> tuple[torch.device, str]:
-    """Return a rank's device, after making it the current device, and the backend that suits all ranks of this node.
+    """Return a rank's device, which becomes the current device, and the backend for all ranks of this node.
     `local_world` is the number of ranks on this node. `backend` is the script's choice, if any.
 
-    Raises `ConfigurationError` if fewer GPUs are visible than there are ranks, although GPUs are requested or expected.
+    Raises `ConfigurationError` if GPUs are requested or expected, but fewer are visible than there are ranks.
     """
     count, said = visible()
     if env.get("ONES_DEVICE") == "cpu":
@@ -70,7 +70,7 @@ def visible() -> tuple[int, str]:
 
 def gpus_expected(env: Mapping[str, str], cards: Path = CARDS) -> str:
     """Return the reason why ranks of this node should have GPUs; empty if there is none. Slurm's number of GPUs does
-    not count if neither torch has CUDA nor the node a GPU, as in tests."""
+    not count if torch has no CUDA and the node no GPU, as in tests."""
     built = torch.version.cuda or torch.version.hip
     there = _count(cards)
     counted = env.get("SLURM_GPUS_ON_NODE") or "0"
@@ -95,8 +95,8 @@ def own_slice(env: MutableMapping[str, str], local_rank: int, local_world: int) 
 
 
 def stay_near(device: torch.device, local_world: int, devices: Path = Path("/sys/bus/pci/devices")) -> None:
-    """Bind this thread, and threads that it starts, to the NUMA node of the rank's GPU. Does nothing if the job has
-    fewer CPUs there than a rank's equal share."""
+    """Bind this thread, and threads that it starts, to the NUMA node of the rank's GPU. Does nothing if the job has too
+    few CPUs there: fewer than its number of CPUs divided by the number of ranks."""
     if device.type != "cuda" or not hasattr(os, "sched_setaffinity"):
         return
     with suppress(Exception):  # a container without /sys: the rank is only slower

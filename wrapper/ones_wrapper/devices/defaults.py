@@ -13,7 +13,7 @@ CARDS = Path("/dev/nvidia[0-9]*")
 
 
 def _host_of_block(env: Env) -> str | None:
-    """Return a host name that is unique to this block on its node, if a cgroup hides GPUs from the block; else None."""
+    """Return a host name for this block on its node, unique if a cgroup hides GPUs from the block; else None."""
     if env.get("ONES_BLOCKS") != "1" or not hidden_cards():
         return None
     return f"{os.uname().nodename}-{env.get('SLURM_ARRAY_JOB_ID', '')}-{env.get('SLURM_ARRAY_TASK_ID', '')}"

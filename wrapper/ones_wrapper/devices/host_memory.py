@@ -1,7 +1,7 @@
-"""Page-locked host memory. A GPU copies from and to it at the full speed of its bus.
+"""Page-locked host memory, from and to which a GPU copies at the full speed of its bus.
 
-torch's own allocator rounds each page-locked buffer up to a power of two and keeps it. That is fine for `CHUNK` bytes,
-but wastes memory for a whole state.
+torch's own allocator rounds each page-locked buffer up to a power of two and keeps it. That wastes memory for a whole
+state, but not for `CHUNK` bytes.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def fill(row: torch.Tensor, read: Callable[[memoryview], object]) -> None:
-    """Fill a flat tensor of bytes by calls of `read`, each with a buffer to fill. For a tensor on a GPU, one chunk is
-    copied while `read` fills the next."""
+    """Fill a flat tensor of bytes by calls of `read`, each with a buffer to fill. While `read` fills a chunk for a
+    tensor on a GPU, the previous chunk is copied."""
     if row.device.type == "cpu":
         read(memory_of(row))
         return
@@ -62,7 +62,7 @@ class Arena:
             at += tensor.nbytes
 
     def free(self) -> None:
-        """Release the page lock and drop the buffers. The caller must not use the copies afterwards."""
+        """Release the page lock and drop the buffers. The copies must not be used afterwards."""
         if self._cuda is not None:
             self._cuda.cudaHostUnregister(self._memory.data_ptr())
             self._cuda = None

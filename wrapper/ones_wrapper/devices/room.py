@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch
 
 RESERVE = 1 << 30
-"""Bytes for one communicator. Users reported 484 to 688 MiB (nccl#964, nccl#2366), and 512 MiB in one allocation
+"""Bytes for one communicator. Users reported 484 to 688 MiB (nccl#964, nccl#2366), 512 MiB in one allocation
 (nccl#2363)."""
 
 
@@ -24,8 +24,8 @@ def reserve_bytes(env: Mapping[str, str]) -> int:
 
 @contextmanager
 def reserved(device: torch.device, world: int) -> Iterator[None]:
-    """Context that occupies NCCL's share of memory while the largest local batch is tried, because NCCL allocates
-    memory later, at the first collective. A single rank needs no share."""
+    """Context that occupies the memory that NCCL will need, while the largest local batch is tried: NCCL allocates it
+    later, at the first collective. A single rank occupies nothing."""
     size = reserve_bytes(os.environ)
     if device.type == "cpu" or (world == 1 and os.environ.get("ONES_BLOCKS") != "1"):
         size = 0

@@ -1,7 +1,7 @@
 """Waits for a device after a measurement, before ranks change, and in a rescue.
 
-If another rank died, a collective on the device never ends, nor does any wait for its stream. So a rescue queries
-events, and never synchronises.
+If another rank died, a collective never ends, and neither does a wait for its stream. So a rescue queries events, and
+never synchronises.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from ones_wrapper.process.log import log
 
 END_S = 10.0
-"""Seconds within which a rank must end after it lost others, not counting a rescue checkpoint."""
+"""Seconds in which a rank that lost other ranks must end, besides the time for a rescue checkpoint."""
 DONE_S = 2.0
 """Seconds that a rescue waits for the device to finish the newest step."""
 _POLL_S = 0.01
@@ -62,8 +62,8 @@ class Marks:
 
 @contextmanager
 def side_stream(device: torch.device) -> Iterator[None]:
-    """Context of a new stream, so that copies do not wait for the script's kernels. The data to copy must already be
-    complete."""
+    """Context of a new stream, in which copies do not wait for the script's kernels. The data to copy must be complete
+    already."""
     if device.type != "cuda":
         yield
         return
@@ -100,5 +100,5 @@ class EndTimer:
 
 def cleans_up() -> bool:
     """Return True if torch aborts the communicators of lost ranks (TORCH_NCCL_ASYNC_ERROR_HANDLING is 1 or 2). Aborted
-    collectives then return with incomplete sums, so that no value on the device can be trusted."""
+    collectives return with incomplete sums, so that no value on the device can be trusted."""
     return os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING") in ("1", "2")

@@ -1,4 +1,4 @@
-"""Use of a GPU, from NVIDIA's management library (NVML): the share of time in which the GPU computed."""
+"""Use of a GPU: the fraction of time in which it computed, by NVIDIA's management library (NVML)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import suppress
 import torch
 
 EVERY_S = 1.0
-"""Shortest time between two readings in seconds. A reading of NVML is a mean over up to the last second."""
+"""Shortest time between two readings in seconds. NVML gives a mean over up to the last second."""
 
 
 class _Rates(ctypes.Structure):
@@ -18,8 +18,8 @@ class _Rates(ctypes.Structure):
 
 
 def _nvml(device: torch.device) -> Callable[[], float | None]:
-    """Return a function that reads the share of time in which the device computes, from 0 to 1; None on error. Raises
-    OSError if NVML does not know the device, for example a MIG slice."""
+    """Return a function that reads the fraction of time in which the device computes, from 0 to 1; None on error.
+    Raises OSError if NVML does not know the device, for example a MIG slice."""
     library = ctypes.CDLL("libnvidia-ml.so.1")
     handle, rates = ctypes.c_void_p(), _Rates()
     name = f"GPU-{torch.cuda.get_device_properties(device).uuid}".encode()
