@@ -1,4 +1,4 @@
-"""Options of the examples that are paced as by a GPU, and the text that language models train on."""
+"""Options of the examples that are paced as by a GPU, and the training text of the language models."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.utils.data import TensorDataset
 
 
 def options(about: str | None, *, epochs: int, lr: float) -> argparse.ArgumentParser:
-    """Return a parser of the options, with these defaults, to which a script may add its own."""
+    """Return a parser of the options with these defaults. A script may add its own."""
     parser = argparse.ArgumentParser(description=about)
     parser.add_argument("--epochs", type=int, default=epochs)
     parser.add_argument("--batch", type=int, default=32, help="global batch that --lr is meant for")
@@ -26,7 +26,8 @@ def options(about: str | None, *, epochs: int, lr: float) -> argparse.ArgumentPa
 
 
 def library(kilobytes: int, length: int) -> tuple[TensorDataset, torch.Tensor]:
-    """Return pieces of the standard library's source, as bytes, to train on, and every tenth to measure with."""
+    """Return (training set, test set [samples, length + 1]) of the standard library's source as bytes. Every tenth
+    sample is for the test."""
     text = bytearray()
     for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
         text += path.read_bytes()

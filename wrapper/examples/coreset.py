@@ -1,4 +1,4 @@
-"""Digits on a weighted tenth of the data (CRAIG), chosen anew every few epochs by the last layer's gradients."""
+"""Digits on a weighted tenth of the data (CRAIG), chosen again every few epochs by the last layer's gradients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Digits of 8 × 8, from the file that scikit-learn brings: to import scikit-learn takes as long as to import torch."""
+"""Digits of 8 × 8 pixels, read from scikit-learn's file, since the import of scikit-learn takes as long as that of
+torch."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from torch.utils.data import TensorDataset
 
 
 def digits() -> tuple[TensorDataset, TensorDataset]:
-    """1437 digits to train on, 360 to measure accuracy with."""
+    """Return (training set of 1437 digits, test set of 360)."""
     found = find_spec("sklearn")
     if found is None or found.origin is None:
         raise SystemExit("the digits come with scikit-learn: pip install scikit-learn")

@@ -2,8 +2,8 @@
 
     python fused.py --rates 0.003 0.01 0.03 0.1 --stop-after 3
 
-After `--stop-after` epochs the worse half of the members is stopped, and the others go on. At the end `results/` has a
-file for each member, which an ordinary script loads.
+After `--stop-after` epochs the worse half of the members is stopped. At the end `results/` has a file for each member,
+which an ordinary script loads.
 """
 
 from __future__ import annotations

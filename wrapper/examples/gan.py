@@ -1,4 +1,5 @@
-"""A GAN on digits: two models and two optimizers that step in turns, one of them more often; plain values beside."""
+"""A GAN on digits: two models and two optimizers that step in turns, one more often than the other, and plain
+values."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ loader = job.loader(TensorDataset(real))
 
 
 def loss_of(scores: torch.Tensor, label: float) -> torch.Tensor:
-    """How far scores are from real (1) or made (0)."""
+    """Return the cross-entropy of the scores to `label`: 1 for real, 0 for generated."""
     return binary_cross_entropy_with_logits(scores, torch.full_like(scores, label))
 
 

@@ -43,7 +43,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Says of each character which is the next."""
+    """Predicts the next character after each character."""
 
     def __init__(self, characters: int, width: int = 64, heads: int = 4, layers: int = 2, dropout: float = 0.0) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class Text(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
 
 def library(kilobytes: int) -> tuple[Text, Text, int]:
-    """To train on, to measure with (the last tenth), and how many characters there are."""
+    """Return (training set, test set from the last tenth of the text, number of different characters)."""
     files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
     text = "".join(path.read_text(encoding="utf-8") for path in files)[: 1024 * kilobytes]
     numbers = {character: number for number, character in enumerate(sorted(set(text)))}
@@ -140,7 +140,7 @@ def main() -> None:
 
 
 def evaluate(model: nn.Module, data: Text, device: torch.device) -> float:
-    """Mean loss of a character."""
+    """Return the mean loss of a character."""
     model.eval()
     total = 0.0
     with torch.no_grad():

@@ -19,7 +19,7 @@ CONTEXT = 32
 
 
 class LanguageModel(nn.Module):
-    """Says of each byte which is the next. Each layer takes and gives this rank's block of the activations."""
+    """Predicts the next byte after each byte. Each layer takes and gives this rank's block of the activations."""
 
     def __init__(self, strategy: Optimus2D, width: int, layers: int) -> None:
         super().__init__()

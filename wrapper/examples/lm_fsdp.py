@@ -42,7 +42,7 @@ class Block(nn.Module):
 
 
 class LanguageModel(nn.Module):
-    """Says of each byte which is the next, of all samples in a row."""
+    """Predicts the next byte after each byte; returns logits [batch × tokens, 256]."""
 
     def __init__(self, width: int = 64, heads: int = 4, layers: int = 2) -> None:
         super().__init__()

@@ -36,7 +36,7 @@ class Block(nn.Module):
 
 
 class LanguageModel(nn.Module):
-    """Says of each byte which is the next: of this rank's bytes, from whole sequences."""
+    """Predicts the next byte after each of this rank's bytes, given whole sequences."""
 
     def __init__(self, ring: Ring, sizes: Transformer) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class LanguageModel(nn.Module):
 
 
 def losses(model: nn.Module, ring: Ring, pieces: torch.Tensor) -> torch.Tensor:
-    """Of each of this rank's bytes, in nats, (batch, tokens)."""
+    """Return the loss of each of this rank's bytes in nats, [batch, tokens]."""
     guess, target = model(pieces[:, :-1]), ring.shard(pieces[:, 1:])
     return cross_entropy(guess.flatten(0, 1), target.flatten(), reduction="none").view(target.shape)
 

@@ -28,7 +28,8 @@ def options() -> argparse.Namespace:
 
 
 def friedman(samples: int) -> tuple[TensorDataset, TensorDataset]:
-    """A known function of five of ten features, with noise of variance 1; a fifth of it to measure with."""
+    """Return (training set, test set from a fifth of the samples) of Friedman's function of five of ten features, with
+    noise."""
     features, target = make_friedman1(samples, noise=1.0, random_state=0)
     x, y = torch.tensor(features, dtype=torch.float32) * 2 - 1, torch.tensor(target, dtype=torch.float32)
     held_out = torch.arange(samples) % 5 == 0

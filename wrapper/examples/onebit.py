@@ -1,4 +1,4 @@
-"""A classifier of scikit-learn's digits by 1-bit LAMB: after a warm-up a step exchanges one bit a parameter."""
+"""A classifier of scikit-learn's digits by 1-bit LAMB: after a warm-up a step exchanges one bit for each parameter."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def options() -> argparse.Namespace:
 
 
 def digits() -> tuple[TensorDataset, TensorDataset]:
-    """1437 digits of 8x8, from 0 to 16, to train on, 360 to measure accuracy with."""
+    """Return (training set of 1437 digits of 8 × 8 pixels, test set of 360)."""
     from sklearn.datasets import load_digits
 
     images, labels = load_digits(return_X_y=True)

@@ -2,7 +2,7 @@
 
     sbatch --array=0-15 job.sbatch sweep.py --study /scratch/me/sweep.log
 
-A resize interrupts no trial: the task's number and hyper-parameters are carried like the rest of its training.
+A trial continues after a resize: its number and hyper-parameters are in the checkpoint.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Digits on GPUs of different kinds: ranks get shares of each batch by their speed.
 
-The speeds are emulated by sleeping, --pace samples a second of each rank in turn; on real GPUs leave that out.
+Different speeds are emulated by sleeping: --pace has each rank's samples per second. Leave it out on real GPUs.
 """
 
 from __future__ import annotations
