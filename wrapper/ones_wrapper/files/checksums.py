@@ -21,7 +21,7 @@ _DAMAGED = (None, errno.EIO, errno.EISDIR, errno.ELOOP, errno.ENOTDIR)
 """Errors that show a damaged file. Other errors (ESTALE, ETIMEDOUT, EACCES, EMFILE) say nothing about its content."""
 _TRIES, _AGAIN_S = 5, 2.0
 BLOCK = 8 << 20
-"""Bytes read at once. A read or a sum waits for the interpreter's lock, which the script may hold."""
+"""Bytes read at once. A read, or a checksum, waits for the interpreter's lock, which the script may hold."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def sync(path: Path) -> None:
 
 
 def checksum(path: Path) -> Sum:
-    """Return size and checksum of a regular file of this user; raises OSError for any other file."""
+    """Return size and checksum of a regular file of this user. Raises OSError for any other file."""
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb", buffering=0) as file:
         state = os.fstat(file.fileno())
         if not stat.S_ISREG(state.st_mode) or state.st_uid != os.geteuid():
@@ -54,8 +54,8 @@ def checksum(path: Path) -> Sum:
 
 
 def damage(checkpoint: Path, part: int = 0, parts: int = 1) -> str:
-    """Return the damage of a checkpoint as a text; empty if there is none. The files are divided into `parts` parts,
-    and part number `part` is checked. Raises OSError if the files cannot be read for 8 s."""
+    """Return the damage of a checkpoint as a text; empty if there is none. Checks part number `part` of the files,
+    divided into `parts` parts. Raises OSError if the files cannot be read for 8 s."""
     for _ in range(_TRIES - 1):
         try:
             return _damage(checkpoint, part, parts)

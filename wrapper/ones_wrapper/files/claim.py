@@ -1,9 +1,10 @@
-"""Claims on a job's directory: one `ones-run`, or one script that `ones-run` did not start, trains there at a time.
+"""Claims on a job's directory: only one `ones-run`, or one script that `ones-run` did not start, trains there at a
+time.
 
 Two trainings in one directory would mix their reports and overwrite each other's checkpoints. So a training first
 claims the directory by a line in a file. A second training ends before it changes anything. A claim ends with its
-process. A POSIX lock shows if the process lives; network file systems support it, too. On a file system without locks,
-or with locks that only one host sees, the holder renews the claim file's time instead. Imports no torch.
+process: a POSIX lock, also on network file systems, shows if the process lives. On a file system without locks, or with
+locks that only one host sees, the holder renews the claim file's time instead. Imports no torch.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ CLAIM = ".claim"
 BEAT_S = 2.0
 """Seconds between two renewals of a claim file's time by its holder."""
 WATCH_S = 3 * BEAT_S
-"""Seconds without a renewal after which a holder counts as ended, if no lock shows that it lives."""
+"""Seconds without a renewal after which a holder counts as ended, unless a lock shows that it lives."""
 _SETTLE_S = 0.5
 
 
@@ -38,7 +39,7 @@ class Holder:
     job_id: int
     restart: int
     step: str
-    """Slurm step of the process; empty in the batch script, and outside Slurm."""
+    """Slurm step of the process; empty in the batch script and outside Slurm."""
     host: str
     pid: int
 
@@ -66,7 +67,7 @@ class Holder:
 
 
 class Claim:
-    """Claim of this process on a directory. Call `release` at the end; the process's end releases the claim, too."""
+    """Claim of this process on a directory. It ends by `release`, or with the process."""
 
     def __init__(self, handle: int | None, holder: Holder) -> None:
         self._handle, self._holder = handle, holder
@@ -146,8 +147,7 @@ def _holder_in(handle: int) -> Holder | None:
 
 def _beats(path: Path, seconds: float) -> bool:
     """Return True if a holder renews the file's time. Each check opens the file, since on NFS only an open asks the
-    server. The checks are counted, not the seconds, so that a suspended machine does not count as a holder's
-    silence."""
+    server. Checks are counted rather than seconds, so that a pause of the machine does not end a claim."""
     first = _time(path)
     for _ in range(20):
         time.sleep(seconds / 20)

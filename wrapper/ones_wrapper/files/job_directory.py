@@ -82,14 +82,14 @@ def newest_run(job_dir: Path, most: int) -> int:
 
 
 class ExitCodes:
-    """Files with the exit codes of a start's node launchers (with MPI: its ranks), for `ones-run`.
+    """Files with the exit codes of the node launchers in one start (with MPI: of the ranks), for `ones-run`.
 
-    Without these files the script's own code would be lost: `srun` returns the highest code of all tasks, and 137 for
-    tasks that it kills after another has failed. Other launchers have other rules.
+    They preserve the script's own code. `srun` returns the highest code of all tasks, and 137 for tasks that it kills
+    after another has failed; other launchers have other rules.
     """
 
     def __init__(self, job_dir: Path, restart: int, task: int | None = None) -> None:
-        """`task` is the block's array task in a job of blocks, whose blocks share a directory."""
+        """`task` is the array task of a block, since all blocks share a directory; None in a plain job."""
         self._job_dir, self._own = job_dir, "" if task is None else f"block{task}-"
         self._start = f".exit-{self._own}{restart}-"
 
@@ -113,7 +113,7 @@ class ExitCodes:
         return (self._job_dir / f"{self._start}{who}").is_file()
 
     def explaining(self) -> int:
-        """Return the exit code of the failure that caused the others (`explaining_code`); 0 if there are no files."""
+        """Return the exit code that caused the others (`explaining_code`); 0 if there are no files."""
         left = []
         for path in self._job_dir.glob(f"{self._start}*"):
             with suppress(OSError, ValueError):
@@ -128,6 +128,5 @@ class ExitCodes:
                 path.unlink(missing_ok=True)
 
     def error_file(self, env: Mapping[str, str]) -> Path:
-        """Return the path of the file with the error of the rank that failed first; other ranks then do not print
-        theirs."""
+        """Return the path of the file with the error of the rank that failed first."""
         return self._job_dir / f"{self._start}error-{env.get('ONES_ATTEMPT') or 0}-{env.get('ONES_FORK') or 0}"

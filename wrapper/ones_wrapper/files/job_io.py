@@ -36,11 +36,11 @@ from ones_wrapper.protocol import (
 )
 
 POLL_S = 0.5
-"""Fewest seconds between two reads of the orders."""
+"""Shortest time between two reads of the orders, in seconds."""
 
 
 def not_ours(path: Path) -> str:
-    """Return why this user cannot use a directory as a job's directory, and what to do; empty if the user can."""
+    """Return why this user cannot use a directory as a job's directory, with a remedy; empty if the user can."""
     state = path.lstat()
     if stat.S_ISLNK(state.st_mode):
         return "is a link; set ONES_JOB_DIR to the directory itself"
@@ -54,8 +54,8 @@ def not_ours(path: Path) -> str:
 
 
 class ReportWriter:
-    """Writer of the reports of one run, on rank 0. Each line is one `write`, so that readers see whole lines. On a full
-    disk, lines are lost."""
+    """Writer of one run's reports, on rank 0. Each line is one `write`, so that readers see whole lines. A line that
+    does not fit on the disk is lost."""
 
     def __init__(self, job_dir: Path, restart: int) -> None:
         self._path = job_dir / reports_name(restart)
@@ -172,15 +172,15 @@ STOP = "ones.stop"
 
 
 class OwnerRequests:
-    """Reader of the request files `SAVE` and `STOP`, on rank 0. A fulfilled request is removed, so that no later run
-    obeys it."""
+    """Reader of the request files `SAVE` and `STOP`, on rank 0. A fulfilled request is removed, so that later runs
+    ignore it."""
 
     def __init__(self, job_dir: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._job_dir, self._clock = job_dir, clock
         self._next = -1.0
 
     def due(self) -> bool:
-        """Return True if the files are to be read now: at most every `POLL_S` seconds."""
+        """Return True if the files must be read now, at most every `POLL_S` seconds."""
         now = self._clock()
         if now < self._next:
             return False
@@ -203,8 +203,8 @@ class OwnerRequests:
 
 
 def previous(job_dir: Path, restart: int) -> tuple[float, bool]:
-    """Return the Unix time of the last report of the previous start, in this run or the run before; 0 for none. Also
-    return True if that start sent no bye, or a bye with an error."""
+    """Return the Unix time of the previous start's last report, in this run or the run before; 0 for none. Also return
+    True if that start sent no bye, or a bye with an error."""
     for number in (restart, restart - 1):
         for when, report in reversed([*read_reports(job_dir / reports_name(number), 0, 4 * MAX_LINE)]):
             return when, not isinstance(report, Bye) or report.reason == "error"
@@ -212,15 +212,15 @@ def previous(job_dir: Path, restart: int) -> tuple[float, bool]:
 
 
 def last_generation(job_dir: Path, term: int) -> int:
-    """Return the highest generation that the two terms before `term` reported; -1 for none."""
+    """Return the highest generation that the two terms before `term` reported; -1 without reports."""
     reports = (read_reports(job_dir / reports_name(number)) for number in (term - 1, term - 2))
     found = (report.generation for _, report in chain(*reports) if isinstance(report, Membership))
     return max(found, default=-1)
 
 
 def read_reports(path: Path, head: int = -1, tail: int = 0) -> Iterator[tuple[float, Report]]:
-    """Yield (time, report) for each line of a file. With `head` and `tail`, only that many bytes at its beginning and
-    end are read, since files grow for weeks. Malformed lines are skipped."""
+    """Yield (time, report) for each line of a file. With `head` and `tail`, reads only that many bytes at its beginning
+    and end, since files grow for weeks. Skips malformed lines."""
     try:
         with path.open("rb") as file:
             lines = file.read(head).splitlines()

@@ -14,7 +14,7 @@ from pathlib import Path
 
 LOCK = ".lock"
 WAIT_S = 5.0
-"""Seconds that a new holder waits, since a run that is ending may still hold the directory."""
+"""Seconds that a new holder waits for an ending run, which may still hold the directory."""
 
 
 class InUseError(Exception):
@@ -22,12 +22,12 @@ class InUseError(Exception):
 
 
 def lock_directory(job_dir: Path, job_id: int, wait_s: float = WAIT_S) -> int | None:
-    """Lock the directory until this process ends, or until the returned handle is closed. Return None if no lock was
-    taken. The present holder has `wait_s` seconds to end.
+    """Lock the directory until this process ends, or until the returned handle is closed. The present holder has
+    `wait_s` seconds to end.
 
-    Raises `InUseError` if another job has the lock. No lock is taken if the file system has none, or if an earlier run
-    of this job still has it. The lock is a POSIX lock: network file systems support it, and forked processes do not
-    inherit it.
+    Returns None without a lock, if the file system has none, or if an earlier run of this job still holds it. Raises
+    `InUseError` if another job has the lock. It is a POSIX lock: network file systems support it, and forked processes
+    do not inherit it.
     """
     try:
         handle = os.open(job_dir / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
@@ -52,8 +52,8 @@ def lock_directory(job_dir: Path, job_id: int, wait_s: float = WAIT_S) -> int | 
 
 
 def holder(job_dir: Path, wait_s: float = 0.0) -> str:
-    """Return a text with job, process and host that hold the directory; empty if the lock becomes free within `wait_s`
-    seconds, or cannot be read. Changes nothing in the directory."""
+    """Return a text with job, process and host that hold the directory. Empty if the lock is free within `wait_s`
+    seconds, or if it cannot be read. Changes nothing in the directory."""
     try:
         handle = os.open(job_dir / LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:

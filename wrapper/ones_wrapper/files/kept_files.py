@@ -1,7 +1,6 @@
-"""Text files that a script writes on rank 0. When a checkpoint is loaded, they are cut back to their size at that
-checkpoint.
+"""Text files that a script writes on rank 0. A loaded checkpoint cuts them back to their size at that checkpoint.
 
-The next run repeats the steps after the checkpoint and writes their lines again, so that the old lines must be removed.
+The next run repeats the steps after the checkpoint, and writes their lines again.
 """
 
 from __future__ import annotations
@@ -66,8 +65,8 @@ class KeptFiles:
 
 
 class KeptFile(io.TextIOBase):
-    """Text file for `print(..., file=f)`, `csv.writer(f)` and `f.write(...)`. Each line is written at once; on other
-    ranks than rank 0 lines are dropped."""
+    """Text file for `print(..., file=f)`, `csv.writer(f)` and `f.write(...)`. Each line is written at once on rank 0;
+    other ranks write nothing."""
 
     def __init__(self, name: str, writes: Callable[[], bool]) -> None:
         self.name, self._writes = name, writes

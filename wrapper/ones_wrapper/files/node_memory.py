@@ -1,9 +1,9 @@
 """A node launcher's folder in its node's memory, by which a planned term gets its state without the job's file system.
 
-The launcher outlives its ranks, and keeps the folder. A lock shows that the launcher or one of its ranks lives. A
-launcher that starts removes the folders of launchers that were killed. A file in the job's directory describes the
-checkpoint in memory, with the folder of each of its files. It is removed once the disk has a newer checkpoint. Needs
-only the standard library.
+The launcher outlives its ranks, and keeps the folder. A lock shows that the launcher or one of its ranks lives. At its
+start a launcher removes folders of killed launchers. A file in the job's directory describes the checkpoint in memory,
+with the folder of each of its files. It is removed once the disk has a newer checkpoint. Needs only the standard
+library.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from ones_wrapper.files.small_files import read_json, replace_small
 from ones_wrapper.protocol import CHECKPOINTS
 
 COPY_STEPS = "ONES_COPY_STEPS"
-"""Environment variable: steps between two copies of a sharded training in the nodes' memory; none if it is 0 or
+"""Environment variable: steps between two copies of a sharded training in the nodes' memory; no copies for 0 or if
 missing."""
 FOLDER = "ONES_MEMORY_FOLDER"
-"""Environment variable with the folder of the ranks' launcher (`MemoryFolder.text`)."""
+"""Environment variable with the folder in memory of the launcher of these ranks (`MemoryFolder.text`)."""
 HELD = ".in-memory"
 """File among the job's checkpoints that describes the checkpoint in the nodes' memory (`HeldCheckpoint`)."""
 PIECE = re.compile(r"tensors-\d{5,}\.safetensors|rest\.pt", re.ASCII)
@@ -38,7 +38,7 @@ _PREFIX = ".ones-blocks-"
 _MOST_BYTES = 16 << 20
 _NAMES_2 = "memory.max", "memory.current", "inactive_file"
 _NAMES_1 = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
-"""A cgroup's limit, its use, and the pages of files within its use, which the kernel drops when memory is short."""
+"""A cgroup's limit, its use, and the file pages within its use, which the kernel drops if memory is short."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class MemoryFolder:
     """A launcher's folder in memory, as other processes of the job know it."""
 
     node: str
-    """Name of the file system in memory; equal for all processes that see the folder."""
+    """Name of the file system in memory; equal for all processes that see it."""
     host: str
     port: int
     """Port of the server of the folder's files (`network.pieces`), on `host`."""
@@ -80,9 +80,9 @@ class HeldCheckpoint:
     name: str
     manifest: dict[str, Any]
     folders: tuple[str, ...]
-    """Folders that have its files (`MemoryFolder.text`)."""
+    """`MemoryFolder.text` of the folders that have its files."""
     places: dict[str, list[int]]
-    """Indices in `folders` for each file."""
+    """Indices in `folders` of the folders that have a file, by the file's name."""
 
     @property
     def text(self) -> str:
@@ -109,13 +109,12 @@ class HeldCheckpoint:
         return [MemoryFolder.parse(self.folders[number]) for number in self.places[file]]
 
     def second_at(self, folder: str) -> HeldCheckpoint:
-        """Return this checkpoint with only the files whose second copy belongs in `folder`, and only with their first
-        copies."""
+        """Return a description of only the first copies of those files whose second copy belongs in `folder`."""
         there = {file: at[:1] for file, at in self.places.items() if folder in map(self.folders.__getitem__, at[1:])}
         return replace(self, places=there)
 
     def at(self, folders: Sequence[str]) -> HeldCheckpoint:
-        """Return this checkpoint with other `folders`, each with all its files."""
+        """Return this checkpoint with other `folders` that each have all its files."""
         once = tuple(dict.fromkeys(folders))
         return replace(self, folders=once, places={file: [i % len(once)] for i, file in enumerate(sorted(self.places))})
 
@@ -127,7 +126,7 @@ class NodeMemory:
         """The variable `ONES_MEMORY` names the file system in memory (default `/dev/shm`); if it is empty, there is no
         folder."""
         self.folder: MemoryFolder | None = None
-        """The folder, not served yet; None if there is none."""
+        """The folder, not served yet, or None."""
         root = Path(env.get("ONES_MEMORY", "/dev/shm"))
         if not root.is_absolute():
             return
@@ -145,7 +144,8 @@ class NodeMemory:
 
 
 def _locked(path: Path) -> int | None:
-    """Lock a directory of this user; return its open handle, which keeps the lock. None if a living process has it."""
+    """Lock a directory of this user; return its open handle, which keeps the lock. None if a living process holds
+    it."""
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     with suppress(OSError):
         if os.fstat(handle).st_uid == os.geteuid():
@@ -170,16 +170,17 @@ def own_folder() -> MemoryFolder | None:
 
 
 def least_room(texts: Sequence[str]) -> str:
-    """Return the text of the folder with the least room; empty if a launcher has no folder."""
+    """Return the text with the least room, among the `MemoryFolder.text` of launchers; empty if a launcher has no
+    folder."""
     return min(texts, key=lambda text: MemoryFolder.parse(text).room) if all(texts) else ""
 
 
 def folder_for(coming: Sequence[str], present: Sequence[str]) -> tuple[MemoryFolder, int] | None:
     """Return the folder into which this rank writes its part, and the largest size of the whole checkpoint in bytes.
-    `coming` and `present` are the `MemoryFolder.text` of all launchers after and before the change. None if one of
-    these is empty.
+    `coming` and `present` are the `MemoryFolder.text` of all launchers after and before the change. None if a launcher
+    has no folder.
 
-    The folder is that of the first coming launcher on this rank's node, else of this rank's own launcher. Every node
+    The folder is that of the first coming launcher on this rank's node, or else of this rank's own launcher. Every node
     gets the whole checkpoint, so that the least room counts.
     """
     own = own_folder()
@@ -199,9 +200,8 @@ def copy_steps(env: Mapping[str, str]) -> int:
 
 
 def neighbour(launchers: Sequence[tuple[int, str]], rank: int) -> str:
-    """Return the folder that gets the second copy of this rank's file. It is that of the next block on another node, or
-    else of the next block. `launchers` has each rank's block and folder. Raises ValueError if there is only one
-    block."""
+    """Return the folder for the second copy of this rank's file: that of the next block on another node, or else of the
+    next block. `launchers` has (block's task, folder) of each rank. Raises ValueError if there is only one block."""
     block, text = launchers[rank]
     others = [one for one in (*launchers[rank:], *launchers[:rank]) if one[0] != block]
     if not others:
@@ -211,7 +211,7 @@ def neighbour(launchers: Sequence[tuple[int, str]], rank: int) -> str:
 
 
 def ours(folder: Path) -> bool:
-    """Return True for a launcher's folder that belongs to this user, and that no other user can read or write."""
+    """Return True for a launcher's folder that belongs to this user, and is closed to all other users."""
     with suppress(OSError):
         state = folder.lstat()
         private = stat.S_ISDIR(state.st_mode) and not state.st_mode & 0o077
@@ -220,8 +220,7 @@ def ours(folder: Path) -> bool:
 
 
 def clear(folder: Path, but: str = "") -> None:
-    """Remove the checkpoints in a launcher's folder, complete or not, except the one with the path `but`. Raises
-    OSError."""
+    """Remove all checkpoints in a launcher's folder, except the one with the path `but`. Raises OSError."""
     if not ours(folder):
         raise PermissionError(f"{folder} is gone, or not this user's")
     checkpoints = folder / CHECKPOINTS
@@ -232,7 +231,7 @@ def clear(folder: Path, but: str = "") -> None:
 
 
 def hold(checkpoints: Path, held: HeldCheckpoint) -> None:
-    """Write the description of the checkpoint in memory. It is not synced, since memory is lost with the node's power,
+    """Write the description of the checkpoint in memory. It is not synced, since a power failure loses the memory,
     too."""
     replace_small(checkpoints / HELD, held.text.encode(), 0o600, sync=False)
 
@@ -251,8 +250,8 @@ def drop(checkpoints: Path) -> None:
 
 
 def room(folder: Path) -> int:
-    """Return the bytes that may be written into the folder; 0 if unknown. Half of the free memory stays free, for the
-    copy that is written to the disk."""
+    """Return the bytes that may be written into the folder; 0 if unknown. Half of the free memory is left, for the copy
+    that is written to the disk."""
     with suppress(OSError, ValueError):
         of = os.statvfs(folder)
         return min(of.f_bavail * of.f_frsize, min(_free()) // 2)

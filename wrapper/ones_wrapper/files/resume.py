@@ -1,5 +1,5 @@
-"""Set-up of a job's directory at its start: a new directory, an earlier job's, or a new one with an earlier job's
-checkpoints (`ones-run --resume-from JOB`).
+"""Set-up of a job's directory at its start, with an earlier job's checkpoints if requested (`ones-run --resume-from
+JOB`).
 
 The earlier job's directory does not change: its undamaged checkpoints are linked, or copied, into the new directory.
 Imports only the standard library.
@@ -72,7 +72,7 @@ def prepare_job_directory(
 
 
 def drop_left(path: Path) -> None:
-    """Remove the owner's requests to an earlier run, which ended before it could fulfil them."""
+    """Remove requests of the owner that an earlier run did not fulfil before it ended."""
     for name in (STOP, SAVE):
         with suppress(OSError):
             asked = (path / name).lstat().st_mtime
@@ -81,12 +81,8 @@ def drop_left(path: Path) -> None:
 
 
 def take_over(path: Path, job_id: int) -> None:
-    """Make the directory this job's. Spec, reports and orders of another job are moved to `earlier-<id>`; checkpoints
-    stay.
-
-    Reports and orders of each job are numbered from the start, so that this job would read old ones as its own. Raises
-    `LaunchError` if the other job still runs.
-    """
+    """Make the directory this job's. Spec, reports and orders of another job are moved to `earlier-<id>`, since each
+    job numbers them from the start. Checkpoints stay. Raises `LaunchError` if the other job still runs."""
     before = _owner(path)
     if not job_id or before == job_id:
         return
@@ -162,7 +158,8 @@ def resume(source: str, path: Path, env: Mapping[str, str], cwd: Path) -> None:
 
 
 def find_earlier(source: str, what: str, path: Path, env: Mapping[str, str], cwd: Path) -> Path:
-    """Return an earlier job's directory, searched next to this job's, in `cwd`, and in the submit directory."""
+    """Return an earlier job's directory. Searches next to this job's directory, in `cwd`, and in the submit
+    directory."""
     match = _JOB.fullmatch(source)
     if match is None:
         found = cwd / source
@@ -213,7 +210,7 @@ def _copy(found: list[tuple[Path, dict[str, Any]]], path: Path, job_id: int) -> 
 
 
 def _link(old: Path, new: Path) -> None:
-    """Hard-link a checkpoint's file, since it is never written again; on another file system copy it."""
+    """Hard-link a checkpoint's file, which is never written again; copy it to another file system."""
     try:
         os.link(old, new, follow_symlinks=False)
     except OSError:

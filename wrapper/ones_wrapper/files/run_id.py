@@ -13,7 +13,7 @@ from ones_wrapper.files.small_files import create_small
 FILE = "run-id"
 """File with the run id in the job's directory; removing the file gives the next run a new id."""
 SEED = "ONES_SEED"
-"""Environment variable with the seed of the random generators before the script's first line."""
+"""Environment variable with the seed by which the random generators are seeded before the script's first line."""
 _ALLOWED = re.compile(r"[A-Za-z0-9_.-]{1,100}")
 
 
@@ -31,7 +31,7 @@ def run_id(directory: Path, env: Mapping[str, str], job_id: int) -> str:
 
 
 def seeds(name: str, env: Mapping[str, str]) -> dict[str, str]:
-    """Return environment variables with seeds, equal for all ranks and all starts of the run `name`, for scripts that
-    set none. They seed the hash of texts, on which the order of sets depends, and the random generators."""
+    """Return environment variables with seeds, equal on all ranks and at all starts of the run `name`, for scripts that
+    set none. They seed the random generators, and the hash of texts, on which the order of sets depends."""
     seed = str(zlib.crc32(name.encode()))
     return {SEED: seed, "PYTHONHASHSEED": env.get("PYTHONHASHSEED") or seed}

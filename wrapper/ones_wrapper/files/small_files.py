@@ -1,4 +1,4 @@
-"""Small files, read whole if their owner is trusted, and written whole or not at all. Needs only the standard
+"""Small files, read only if their owner is trusted, and written completely or not at all. Needs only the standard
 library."""
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ def read_small(path: Path, most: int, owners: Collection[int] = (), private: boo
     """Return the bytes of a regular file of this user, or of one of `owners`. Follows no link, and does not wait for a
     FIFO.
 
-    Raises OSError, and ValueError with a reason that continues a sentence about the file. With `private`, the file must
-    not be readable by others. Callers should read a file again rather than check its time: on NFS only an open asks the
-    server.
+    Raises OSError, and ValueError with a reason such as "is larger than 10 bytes". With `private`, the file must not be
+    readable by others. Do not check a file's time instead of reading it: on NFS only an open asks the server.
     """
     file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
@@ -45,8 +44,8 @@ def read_json(path: Path, most: int) -> dict[str, Any]:
 
 
 def replace_small(path: Path, text: bytes, mode: int | None = None, sync: bool = True) -> None:
-    """Replace the file at `path` atomically by one with this text. Raises OSError; the old file then stays. The file
-    gets `mode`, whatever the umask. Without `sync` the file may be empty after its host has lost power."""
+    """Replace the file at `path` atomically by one with this text. Raises OSError; the old file then stays. The new
+    file has `mode`, whatever the umask. Without `sync` it may be empty after its host has lost power."""
     new = _temporary(path)
     try:
         _write(new, text, mode, sync)
