@@ -68,7 +68,7 @@ class Accelerator(accelerate.Accelerator):
 
     @property
     def num_processes(self) -> int:
-        """Accelerate's number of processes. If the script reads it before `prepare`, the log warns that a schedule must
+        """Accelerate's number of processes. If the script reads it before `prepare`, the log warns that schedules must
         not depend on it."""
         found: int = self.state.num_processes
         # The Accelerator reads this also while it is made, before it has `_job`.
@@ -114,8 +114,7 @@ class Accelerator(accelerate.Accelerator):
 
     def prepare(self, *args: Any, device_placement: list[bool] | None = None) -> Any:
         """Prepare as Accelerate does. The call that includes the optimizer makes the training elastic, and loads the
-        newest checkpoint. In other calls objects are prepared by Accelerate only, such as a DataLoader for
-        evaluation."""
+        newest checkpoint. Other calls are Accelerate's only, such as for an evaluation's DataLoader."""
         models = [one for one in args if isinstance(one, torch.nn.Module)]
         optimizers = [one for one in args if isinstance(one, torch.optim.Optimizer)]
         loaders = [one for one in args if isinstance(one, DataLoader)]
@@ -128,7 +127,7 @@ class Accelerator(accelerate.Accelerator):
         return tuple(ours[id(one)] if id(one) in ours else super(Accelerator, self).prepare(one) for one in args)
 
     def _join(self, model: Any, optimizer: Any, loader: DataLoader[Any], schedulers: list[Any]) -> dict[int, Any]:
-        """Join the run; return the elastic form of each object, by the object's id."""
+        """Join the run; return the elastic form of each object, by the id of the object."""
         given = taken_over(loader)
         self._job = job = join("Accelerate", given.batch, self._accumulation, self._elastic)
         check_ranks(job, "Accelerate", self.num_processes, "Accelerator(cpu=True)")
@@ -181,8 +180,8 @@ class Accelerator(accelerate.Accelerator):
 
 
 class Registered:
-    """Objects given to `register_for_checkpointing`, numbered in the order of the calls. If the checkpoint is already
-    loaded, a new object gets its state at once."""
+    """Objects given to `register_for_checkpointing`, numbered in the order of the calls. A new object gets its state at
+    once if the checkpoint is already loaded."""
 
     def __init__(self) -> None:
         self._objects: list[Any] = []
@@ -207,8 +206,8 @@ class Registered:
 class Batches:
     """This rank's local batches of the present epoch, on its device.
 
-    Length and totals are those of a single process, which takes a base batch in `accumulation` batches. Scripts divide
-    the length by the number of accumulation steps, and multiply the totals by it.
+    Its length and totals are those of a single process, which needs `accumulation` batches for a base batch. Scripts
+    divide the length by the number of accumulation steps, and multiply the totals by it.
     """
 
     def __init__(self, loader: Loader, dataset: Any, device: torch.device, accumulation: int) -> None:
@@ -223,7 +222,7 @@ class Batches:
         return len(self.dataset)
 
     def set_epoch(self, epoch: int) -> None:
-        """Do nothing: the job itself knows the epoch, and orders its samples."""
+        """Do nothing: the job knows the epoch."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):

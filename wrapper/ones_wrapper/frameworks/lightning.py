@@ -4,8 +4,8 @@
     trainer = L.Trainer(max_epochs=10, strategy=ElasticStrategy(max_batch=256))
 
 The base batch is what the script takes on one GPU: `batch_size` of the DataLoader times `accumulate_grad_batches`.
-`max_steps`, `val_check_interval` and schedules with interval `step` count steps of the base batch. One of Lightning's
-batches is a whole step, with all its accumulation steps; `global_step` and `batch_idx` count such steps.
+`max_steps`, `val_check_interval` and schedules with interval `step` count steps of the base batch. What Lightning sees
+as a batch is a whole step, with all its accumulation steps; `global_step` and `batch_idx` count such steps.
 
 Data, gradient exchange and checkpoints are the job's; loops, evaluation, logs and callbacks are Lightning's. Besides a
 strategy's methods this module uses attributes of Lightning's loops, and two private names, which are marked in the
@@ -41,14 +41,14 @@ from ones_wrapper.run.loop import Loader
 from ones_wrapper.script.line import line
 
 MANY = 1 << 40
-"""Length of an epoch for Lightning, larger than any real one. An epoch ends with its data, since its number of steps
-may change."""
+"""Length of an epoch for Lightning, larger than any real one. An epoch ends with its data, whatever the number of
+steps."""
 REFUSED = {
     "limit_train_batches": (1.0, "an epoch is the whole dataset: give a smaller one"),
     "overfit_batches": (0.0, "an epoch is the whole dataset: give a smaller one"),
     "reload_dataloaders_every_n_epochs": (0, "the dataset must stay the same"),
 }
-"""Arguments of the Trainer that an elastic job cannot obey: the only value allowed, and the reason."""
+"""(only value allowed, reason) of the Trainer's arguments that an elastic job cannot obey."""
 MANUAL = (
     "an elastic LightningModule optimizes automatically, with one optimizer: with several, or with manual "
     "optimization, write the loop yourself, as the example gan.py does"
@@ -122,7 +122,7 @@ class ElasticStrategy(ParallelStrategy):
 
     @property
     def num_processes(self) -> int:
-        """Always 1, because a module may divide its batch by this number, and the job already divides the batch."""
+        """Always 1. A module may divide its batch by this number, but the job already does."""
         return 1
 
     @property
@@ -135,7 +135,7 @@ class ElasticStrategy(ParallelStrategy):
 
     @property
     def is_distributed(self) -> bool:
-        """True if Lightning must split a DataLoader's samples over the ranks, as for evaluation. The job splits
+        """True if Lightning must split a DataLoader's samples over the ranks, as for evaluation; the job splits
         training data."""
         return self.world_size > 1 and not self._asking
 
@@ -301,8 +301,8 @@ class ElasticStrategy(ParallelStrategy):
                 return super().optimizer_step(own, lambda: loss, model, **kwargs)
 
     def _compute(self, part: AccumulationStep, local: Any, closure: Callable[[], Any]) -> Any:
-        """Make a forward and backward pass; return the loss. The local batch of a step's first pass is already on the
-        device."""
+        """Make a forward and backward pass; return the loss. The first pass of a step has its local batch on the device
+        already."""
         self._local = None if part.index == 0 else self._on_device(local)
         loss, self._local = closure(), None
         if part.samples and loss is not None:
@@ -322,7 +322,7 @@ class ElasticStrategy(ParallelStrategy):
 
 
 class _Batches:
-    """Object in place of the training DataLoader, from which Lightning gets the job's batches."""
+    """The job's batches for Lightning, in place of the training DataLoader."""
 
     def __init__(self, strategy: ElasticStrategy) -> None:
         self._strategy = strategy

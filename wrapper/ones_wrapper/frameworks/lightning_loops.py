@@ -21,7 +21,7 @@ class Carried:
     """State of Lightning's callbacks, such as early stopping, in the job's checkpoints."""
 
     carries_counts = True
-    """Always True: callbacks and module save their counts by Lightning's hooks, so that no search for counts is
+    """Always True: Lightning's hooks save the counts of callbacks and module, so that no search for counts is
     needed."""
 
     def __init__(self, trainer: Any) -> None:
@@ -30,7 +30,7 @@ class Carried:
         self._limits = [trainer.max_epochs, trainer.max_steps]
         self.over = False
         """True if training has ended. It is loaded as True only if the script's limits (`max_epochs`, `max_steps`) are
-        the same."""
+        unchanged."""
 
     def _callbacks(self) -> dict[str, Callback]:
         return {one.state_key: one for one in self._trainer.callbacks}
@@ -115,8 +115,8 @@ class Boundaries(Callback):
         run.begin()
 
     def expect(self, total: int) -> None:
-        """Set Lightning's loops for a step of `total` samples: the number of steps left in the epoch, whether an
-        evaluation follows, and whether it is the last by `max_steps`."""
+        """Prepare Lightning's loops for a step of `total` samples: the steps left in the epoch, whether an evaluation
+        follows, and whether it is the last by `max_steps`."""
         trainer, run, progress = self._trainer, self._job._run, self._job.progress
         loop = trainer.fit_loop.epoch_loop
         end = progress.cursor + total

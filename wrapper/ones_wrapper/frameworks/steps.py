@@ -1,8 +1,8 @@
 """Steps for frameworks that run the loop themselves: data, beginning and end of each step.
 
 A framework requests data, trains on it, and then logs, evaluates and saves before its next request. So a step ends only
-with the next request, and a checkpoint at this moment has the framework's state after the step. The last step of an
-epoch ends with the epoch, after the evaluation.
+with the next request: a checkpoint then has the framework's state after the step. The last step of an epoch ends with
+the epoch, after the evaluation.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def join(framework: str, per_device: int, accumulation: int, elastic: dict[str, 
 
 
 def meet(backend: str | None) -> Group:
-    """Return the group of ranks, for a framework that stores rank and world size. These then stay fixed for the run. So
-    in a job of blocks each change of ranks begins a term. The first call is collective."""
+    """Return the group of ranks, for a framework that stores rank and world size. Afterwards, in a job of blocks, each
+    change of ranks begins a term. The first call is collective."""
     known, entered = os.environ.get("WORLD_SIZE"), enter(backend)
     entered.keep_ranks()
     if os.environ.get("WORLD_SIZE") != known:
@@ -65,8 +65,8 @@ def check_ranks(job: Job, framework: str, theirs: int, on_cpus: str) -> None:
 
 def pass_over(job: Job, framework: str, what: str, given: str, how: str, known: bool = False) -> None:
     """Log that a framework's own checkpoint is not loaded, because the job has a newer one. Raises ValueError if the
-    job has none, unless this job is `known` to have written the framework's. The messages contain `given`, the script's
-    words, and `how`, a way to load weights."""
+    job has none, unless this job is `known` to have written the framework's. The message quotes the script's words
+    `given`, and says by `how` to load weights."""
     step = job.progress.step
     if not step and not known:
         raise ValueError(CONTINUE.format(framework=framework, given=given, how=how))
@@ -75,8 +75,8 @@ def pass_over(job: Job, framework: str, what: str, given: str, how: str, known: 
 
 
 def hidden(scheduler: Any) -> Any:
-    """Return an object with a scheduler's state that `Job.register` does not wrap, for a scheduler that steps once an
-    epoch or after evaluations."""
+    """Return an object with the state of a scheduler that steps once an epoch or after evaluations. `Job.register` does
+    not wrap it."""
     state = {name: getattr(scheduler, name) for name in ("state_dict", "load_state_dict")}
     return SimpleNamespace(scheduler=scheduler, **state)
 
@@ -90,11 +90,11 @@ class Steps:
         self._data: Iterator[Pass] | None = None
         self._within = False
         self._pending: AccumulationStep | None = None
-        """Last pass of the present step, which has not ended; None between epochs."""
+        """Last pass of the present step until the step has ended; None between epochs."""
 
     def take(self) -> list[Pass]:
-        """End the previous step; return the passes of the next step, or none at the end of the epoch. `end_epoch` ends
-        the epoch's last step."""
+        """End the previous step; return the passes of the next step, none at the end of the epoch. An epoch's last step
+        is ended by `end_epoch`."""
         coming = self._fetch()
         if not coming:
             return []
@@ -117,7 +117,8 @@ class Steps:
 
     @property
     def epochs(self) -> float:
-        """Number of epochs so far, as a fraction within an epoch, including the present step. Not collective."""
+        """Number of epochs so far, with the fraction of the present epoch, including the present step. Not
+        collective."""
         progress, total = self._run.progress, self._pending.share.total if self._pending else 0
         return progress.epoch + (progress.cursor + total) / max(1, progress.dataset)
 

@@ -36,7 +36,7 @@ _REFUSED = {
     "deepspeed": "its optimizer cannot be loaded at another number of GPUs here",
     "fsdp": "write the loop with job.fsdp, as the example lm_fsdp.py does",
 }
-"""TrainingArguments that an elastic job cannot obey, each with what to do instead."""
+"""TrainingArguments that an elastic job cannot obey, each with a remedy."""
 OWN_LOADER = (
     "{name}.get_train_dataloader returns batches by a {found}: slurm-ones decides which samples a step uses. So "
     "return a torch DataLoader with batch_size=, or override only the dataset and the collator"
@@ -119,8 +119,8 @@ class Trainer(transformers.Trainer):
         self._register(max_steps)
 
     def _taken_over(self) -> TakenOver:
-        """Return dataset and settings of the script's own DataLoader. Raises ValueError if its class, sampler or batch
-        sampler is not one of torch's."""
+        """Return dataset and settings of the script's own DataLoader. Raises ValueError unless its class, sampler and
+        batch sampler are torch's."""
         if isinstance(self.train_dataset, IterableDataset) and not self._loads:  # each rank's loader has a share
             options = {"shuffle": False, "drop_last": self.args.dataloader_drop_last, "collate_fn": self.data_collator}
             return TakenOver(self.train_dataset, self.args.per_device_train_batch_size, options)
@@ -178,8 +178,8 @@ class Trainer(transformers.Trainer):
         return [_Step(passes)], self._get_num_items_in_batch(counted, device)
 
     def _step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
-        """Make all passes of one step. Return this rank's part of the loss. The mean of all ranks' parts is the step's
-        loss times its number of base steps."""
+        """Make all passes of one step, and return this rank's part of the loss. The mean of the parts over all ranks is
+        the step's loss times its number of base steps."""
         total = torch.zeros((), device=self.args.device)
         before = self.job.base_steps
         for part, local in inputs.passes:
@@ -198,7 +198,7 @@ class Trainer(transformers.Trainer):
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         """Return the Trainer's loss as the mean over this pass's samples. If the Trainer divides the loss by the step's
-        tokens, it is scaled so that the step's gradient is the mean over these tokens."""
+        tokens, return a loss whose gradients, summed over the step, are the mean over these tokens."""
         found = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         part = self._part
         scaled = self.model_accepts_loss_kwargs or self.compute_loss_func is not None
@@ -228,8 +228,8 @@ class _Step(dict[str, Any]):
 
 
 class _TrainerBatches:
-    """Object in place of the training DataLoader, which has its length. `Trainer.get_batch_samples` gets the batches
-    from the job."""
+    """Object in place of the training DataLoader, with its length. The batches come from
+    `Trainer.get_batch_samples`."""
 
     def __init__(self, trainer: Trainer) -> None:
         self.dataset = trainer.train_dataset
@@ -258,7 +258,7 @@ class _Carried:
         self._loaded: dict[str, Any] = {}
         self.over = False
         """True if training has ended. It is loaded as True only if the script's limits (`num_train_epochs`,
-        `max_steps`) are the same."""
+        `max_steps`) are unchanged."""
 
     def state_dict(self) -> dict[str, Any]:
         trainer = self._trainer
@@ -311,8 +311,8 @@ class _Boundaries(TrainerCallback):
         state.global_step = self._trainer.steps.base_steps - 1  # the Trainer adds one
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Tell the Trainer to log, evaluate or save if the step passed a multiple of the interval. The Trainer itself
-        would check only for exact multiples."""
+        """Tell the Trainer to log, evaluate or save if the step passed a multiple of the interval, also if it was not
+        hit exactly."""
         state.epoch = self._trainer.steps.epochs
         before, now = self._trainer.job.base_steps, state.global_step
 
@@ -348,6 +348,6 @@ def _accuracy(state: TrainerState) -> float | None:
 
 
 def _nothing_of(inputs: dict[str, Any]) -> dict[str, Any]:
-    """Return the inputs with all labels set to be ignored (-100), so that no token counts."""
+    """Return the inputs with all labels ignored (-100), so that no token counts."""
     names = {"labels", "shift_labels"} & set(inputs)
     return {**inputs, **{name: torch.full_like(inputs[name], -100) for name in names}}
