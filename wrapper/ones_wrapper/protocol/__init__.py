@@ -11,9 +11,9 @@ The directory is on the shared file system, and the job's user owns it::
 By default the directory is `ones-<job id>` in the directory from which the job was submitted. If it is elsewhere, a
 file `ones-<job id>.where` in the submit directory holds its path.
 
-A job of blocks is a job array. A block is one start of one task. The blocks that train together are a membership, whose
-changes are numbered by generations. The block with rank 0 leads, for a term. Reports and orders of such a job have the
-term's number in place of the restart count.
+A job of blocks is a job array. A block is one start of one task. The blocks that train together are a membership; each
+change of it begins a new generation. The block with rank 0 leads: its time is a term. Reports and orders of such a job
+have the term's number in place of the restart count.
 
 Job and companion share only this package. It needs only the standard library and opens no file. It checks every value
 that it parses: a report comes from another user, and an order affects a week of training.
@@ -103,8 +103,8 @@ def spool_order_name(job_id: int) -> str:
 
 
 SPOOL_MARK = "companion"
-"""File in a spool that a companion writes again at each tick and removes at its end. Its age shows if a companion uses
-the spool."""
+"""File in a spool that a companion writes again at each tick and removes at its end. A recent time of the file shows
+that a companion uses the spool."""
 SPOOL_FILE = "/etc/slurm-ones/spool"
 """File on compute nodes in which an administrator names the path of the site's spool, in one line. Jobs use it only if
 root owns the file and its folder, and no other user may write to either."""
@@ -125,20 +125,20 @@ class Spec:
     epochs: int
     """Number of epochs to train; 0 if unknown."""
     max_passes: int = 1
-    """Largest number of accumulation steps (forward passes) per optimizer step. So the largest global batch is
+    """Largest number of accumulation steps (forward passes) per optimizer step. The largest global batch is
     `max_passes` × `max_local_batch` × world size."""
     term: int = 0
-    """Number of the present leader's term in a job of blocks; its reports have this number in place of the restart
+    """Number of the present leader's term in a job of blocks. Its reports have the term in place of the restart
     count."""
     hot: bool = False
-    """True if blocks that join get the training's state from other blocks' memory. If False, each change of blocks
-    begins a term from a checkpoint."""
+    """True if new blocks get the state from other blocks' memory. If False, each change of blocks begins a term from a
+    checkpoint."""
     multiple_of: int = 1
     """Divisor of global batches, unless the GPUs hold fewer samples than this."""
     limits: StrategyLimits | None = None
     """Limits of the job's strategy; None for plain data parallel, which can use any number of GPUs."""
     gradient_bytes: int = 0
-    """Bytes of gradients that plain data parallel averages over all ranks in an optimizer step; 0 if unknown."""
+    """Bytes of the gradients of one optimizer step, which plain data parallel averages over all ranks; 0 if unknown."""
     rule: str = ""
     """Rule by which learning rate and momentum follow the batch: `sgd`, `adam` or `other`, depending on the optimizers'
     class. `none` if the script adapts the rate itself. Empty while unknown."""
@@ -172,8 +172,8 @@ class Order:
     """Order of the companion to a job. The order with the highest number counts."""
 
     number: int
-    """Number that rises with each order of the job. It is the companion's clock in milliseconds, so that it also rises
-    when the companion restarts."""
+    """Number that rises with each order of the job. It is the companion's clock in milliseconds, so that it rises after
+    a restart, too."""
     restart: int
     """Restart count of the run for which the order was written. `drain` concerns only that run."""
     batch: int | None = None
@@ -181,13 +181,13 @@ class Order:
     drain: bool = False
     """True to checkpoint at the next step boundary, report the checkpoint, and wait for the requeue."""
     blocks: tuple[int, ...] | None = None
-    """Tasks whose blocks are to train together, preferred leaders first; None if the job chooses. With tasks, `batch`
-    takes effect at the step from which these blocks train together."""
+    """Tasks whose blocks are to train together, preferred leaders first; None if the job chooses. `batch` then takes
+    effect at the first step of these blocks."""
     gain: float | None = None
     """Expected useful samples per second after the resize, divided by those before it; for the job's log."""
     members: tuple[FusedMember, ...] | None = None
-    """Jobs to train together as one (`Fusion`), this job first; empty if it trains only itself. None if the order is
-    not about this."""
+    """Jobs to train together as one (`Fusion`), this job first; empty if it trains only itself. None in an order that
+    is not for a sweep."""
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,7 @@ class Hello:
     gpus_per_node: int
     world: int
     batch: int
-    """Global batch in samples. This and all other unknown numbers are 0 if the script never calls `ones.init`."""
+    """Global batch in samples. If the script never calls `ones.init`, this and all other unknown numbers are 0."""
     lr_factor: float
     """Learning rate that the optimizer uses, divided by the rate that the script set for `Spec.base_batch`."""
     base_batch: int
@@ -232,9 +232,9 @@ class Hello:
     """Progress since the job's first run, in samples of the base batch: each sample used counts with its statistical
     efficiency. Readers reject progress above the number of samples used."""
     resizes: int = 0
-    """Number of runs of this job that began with another world size than the previous run had at its end."""
+    """Number of this job's runs that began at another world size than the previous run's last."""
     attempt: int = 0
-    """Number of times that the ranks were started again within this run, after a rank died or hung."""
+    """Number of earlier starts of the ranks within this run. Each ended when a rank died or hung."""
     directory: str = ""
     """Path of the job's directory; empty from old wrappers."""
     spool: str = ""
@@ -243,7 +243,7 @@ class Hello:
 
 @dataclass(frozen=True)
 class First:
-    """Report that the first step of a run has ended."""
+    """Report that a run's first step has ended."""
 
     kind: ClassVar[str] = "first"
     step: int
@@ -253,7 +253,7 @@ class First:
 
 @dataclass(frozen=True)
 class Throughput:
-    """Report of the samples used in an interval of steps at one world size and batch."""
+    """Report of the samples used in an interval of steps, at one world size and batch."""
 
     kind: ClassVar[str] = "throughput"
     epoch: int
@@ -268,15 +268,15 @@ class Throughput:
     lr_factor: float
     loss: float | None = None
     noise: float | None = None
-    """Gradient noise scale, newly measured, as in `Hello`."""
+    """New measurement of the gradient noise scale, as in `Hello`."""
     progress: float | None = None
     """Progress at the end of the interval, as in `Hello`."""
     nonfinite: int = 0
     """Steps of the interval whose loss is not finite; `loss` is the mean without them."""
     gpu_use: float | None = None
-    """Share of the interval in which rank 0's GPU computed, from 0 to 1; None if the driver does not report it."""
+    """Fraction of the interval in which rank 0's GPU computed, from 0 to 1; None if the driver does not report it."""
     gpu_memory: int | None = None
-    """Bytes of rank 0's GPU memory in use; None if the driver does not report the GPU's use."""
+    """Bytes of rank 0's GPU memory in use; None if the driver does not report them."""
     tokens: int | None = None
     """Number of tokens in the interval's samples; None if the job does not count tokens."""
 
@@ -290,7 +290,7 @@ class Epoch:
     """Number of the epoch that ended, from 0."""
     step: int
     samples: int
-    """Samples used in the epoch: the dataset's length, or a few less with init's `shares="equal"`."""
+    """Samples used in the epoch: the dataset's length, or slightly fewer with init's `shares="equal"`."""
     loss: float | None = None
     accuracy: float | None = None
     nonfinite: int = 0
@@ -318,7 +318,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Batch:
-    """Report that the global batch changed at a step boundary, or its learning rate or momentum."""
+    """Report that the global batch, its learning rate or its momentum changed at a step boundary."""
 
     kind: ClassVar[str] = "batch"
     step: int
@@ -350,15 +350,15 @@ class Membership:
     batch: int
     """Global batch from now on, in samples."""
     pause_s: float
-    """Seconds from the last step before the change to the end of the first step after it, minus the time of a usual
-    step."""
+    """Seconds from the end of the last step before the change to the end of the first step after it, minus a usual
+    step's time."""
     bytes: int = 0
     """Bytes of state that were sent to new blocks."""
     transfer_s: float = 0.0
     """Part of `pause_s` in which the state was sent."""
     ready_s: float = 0.0
-    """Seconds from the order until the last new block was ready to join, while training continued; 0 if no block
-    joined."""
+    """Seconds from the order until the last of the new blocks was ready to join, while training continued; 0 without
+    new blocks."""
     order: int | None = None
     """Number of the order that requested the change; None if the job changed by itself, for example after a loss."""
     why: str = ""
@@ -381,8 +381,8 @@ class Bye:
 
     kind: ClassVar[str] = "bye"
     reason: str
-    """Reason of the end: finished, drained, signal (also a time limit), error, stopped or moved. Stopped: the owner
-    stopped the run, or the script left by itself. Moved: the leader left, and training continues in the next term."""
+    """Reason of the end: finished, drained, signal (also a time limit), error, stopped or moved. Stopped: by the owner,
+    or by the script itself. Moved: the leader left, and training continues in the next term."""
     step: int
     exit_code: int = 0
     note: str = ""
@@ -411,8 +411,8 @@ def _object(text: bytes | str, most: int = MAX_LINE) -> dict[str, Any]:
 def encode_report(number: int, time: float, report: Report) -> bytes:
     """Return one line of a report file. `number` counts lines from 1 in each run, `time` is the Unix time in seconds.
 
-    Fields that are None are left out. So are numbers that readers reject, such as an infinite loss, because readers
-    would reject the whole line.
+    Fields that are None are left out, and so are numbers for which readers would reject the whole line, such as an
+    infinite loss.
     """
     given = {name: value for name, value in vars(report).items() if value is not None}
     body = {name: value for name, value in given.items() if not isinstance(value, float) or abs(value) <= MAX_INT}
@@ -421,8 +421,7 @@ def encode_report(number: int, time: float, report: Report) -> bytes:
 
 
 def decode_report(line: bytes) -> tuple[int, float, Report]:
-    """Return number, time and report of a line in a report file. Raises `ProtocolError`; readers then skip this line
-    only."""
+    """Return number, time and report of a line in a report file. Raises `ProtocolError`; readers skip such a line."""
     data = _object(line)
     number = value_of("n", int, data.get("n"))
     time = value_of("t", float, data.get("t"))

@@ -1,4 +1,4 @@
-"""Help in a message that refuses a word: the words that are allowed."""
+"""Help in an error message about an unknown word: the words that are allowed."""
 
 from __future__ import annotations
 

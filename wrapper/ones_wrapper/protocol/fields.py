@@ -1,4 +1,4 @@
-"""Checks of values that another program wrote: of the field's type, finite, not negative, of bounded length.
+"""Checks of values that another program wrote: of the field's type, finite, not negative, and of limited length.
 
 Needs only the standard library.
 """
@@ -19,7 +19,7 @@ MAX_BLOCKS = 512
 MAX_INT = 2**53
 """Largest absolute value of a number: the largest integer that all JSON readers represent exactly."""
 TINY = 1e-99
-"""Smallest absolute value of a number other than 0. Smaller ones are read as 0: PostgreSQL refuses products that are
+"""Smallest absolute value of a number other than 0; smaller ones are read as 0. PostgreSQL refuses products that are
 too small for a float."""
 MAX_ROWS = 256
 """Largest number of items of a list, unless the items are integers (`MAX_BLOCKS`)."""
@@ -80,8 +80,8 @@ def build(cls: type[T], types: Mapping[str, FieldKind], data: Mapping[str, Any])
 
 
 def value_of(name: str, kind: Any, value: Any) -> Any:
-    """Return `value` after checking it: of the field's type, finite, not negative, of bounded length. In a text,
-    unprintable characters become question marks. Raises `ProtocolError`."""
+    """Return `value` if it is of the field's type, finite, not negative and of limited length. In a text, unprintable
+    characters become question marks. Raises `ProtocolError`."""
     if kind is float or kind is int:  # most of all values by far
         return value if type(value) is kind and TINY <= value <= MAX_INT else _number(name, kind, value)
     if kind is str:

@@ -31,7 +31,7 @@ def _split(text: str) -> list[str]:
 
 
 def _numbers(text: str, ranges: str) -> list[str]:
-    """Expand `1,03-05` to its numbers, with their leading zeros."""
+    """Expand ranges such as `1,03-05` to numbers with their leading zeros. `text` is the whole list, for errors."""
     found: list[str] = []
     for piece in ranges.split(","):
         low, dash, high = piece.partition("-")

@@ -13,13 +13,13 @@ from dataclasses import dataclass, fields, replace
 from ones_wrapper.protocol.fields import MAX_INT, MAX_ROWS, ProtocolError
 
 MEMORY_SHARE = 0.92
-"""Share of a GPU's memory that formulas may fill; the rest is for the allocator."""
+"""Fraction of a GPU's memory that a strategy's formulas may fill; the rest is for the allocator."""
 MOST_GPUS = 256
 """Largest number of GPUs for which a strategy reports limits, unless the job has more."""
 MAX_NOTES = 16
 MAX_NOTE = 100
-"""Largest number of characters of a strategy's name, and of each text in `carries` and `resets`. `MAX_NOTES` limits the
-number of texts in each."""
+"""Largest number of characters of a strategy's name, and of each text in `carries` and `resets`. `MAX_NOTES` is the
+largest number of texts."""
 
 
 @dataclass(frozen=True)
@@ -32,19 +32,20 @@ class SizeLimits:
     """Data-parallel degree: number of replicas over which a step's samples are split. A replica has consecutive
     ranks."""
     quantum: int = 1
-    """Divisor of all global batches except an epoch's last."""
+    """Divisor of all global batches, except an epoch's last."""
     together: int = 1
-    """Number of consecutive ranks to place on one node; 1 for no preference. On nodes with fewer GPUs, the companion
+    """Number of consecutive ranks to place on one node; 1 for no preference. If a node has fewer GPUs, the companion
     uses the greatest common divisor of both numbers."""
     fixed_bytes: int = 0
-    """Bytes of a GPU's memory that do not depend on the batch: weights, gradients, optimizer, workspace; 0 if unknown,
-    as in the next three fields."""
+    """Bytes of a GPU's memory that do not depend on the batch: weights, gradients, optimizer state, workspace; 0 if
+    unknown."""
     sample_bytes: int = 0
-    """Bytes of a GPU's memory for each sample of a replica's local batch."""
+    """Bytes of a GPU's memory for each sample of a replica's local batch; 0 if unknown."""
     replica_bytes: int = 0
-    """Bytes that a rank sends within its replica in an optimizer step, for each sample of the replica's local batch."""
+    """Bytes that a rank sends within its replica in an optimizer step, for each sample of the replica's local batch; 0
+    if unknown."""
     data_bytes: int = 0
-    """Bytes that a rank sends between replicas in an optimizer step."""
+    """Bytes that a rank sends to other replicas in an optimizer step; 0 if unknown."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -69,7 +70,7 @@ class SizeLimits:
         return max(0, int(memory_bytes * MEMORY_SHARE) - self.fixed_bytes)
 
     def measured_sample_bytes(self, memory_bytes: int, samples: int) -> int:
-        """Return the bytes of a sample if at most `samples` samples fit into `memory_bytes`, by measurement."""
+        """Return the bytes of a sample, given that `samples` samples are the most that fit by measurement."""
         return max(1, self._usable(memory_bytes) // samples)
 
 
@@ -80,17 +81,18 @@ class StrategyLimits:
     strategy: str
     """Name of the strategy in reasons shown to people."""
     sizes: tuple[SizeLimits, ...] = ()
-    """Limits for each usable number of GPUs, ascending. Empty if every number is usable and each GPU is a replica."""
+    """Limits for each usable number of GPUs, ascending. Empty if every number is usable, and each GPU is then a
+    replica."""
     memory_bytes: int = 0
     """Bytes of a GPU's memory; 0 if unknown."""
     exact: bool = True
-    """True if the number of GPUs does not change the training's mathematics at the same global batch."""
+    """True if, at the same global batch, training computes the same at any number of GPUs."""
     batch_fixed: bool = False
     """True if the global batch must not change now."""
     carries: tuple[str, ...] = ()
     """Names of state, besides model and optimizer, that a resize keeps."""
     resets: tuple[str, ...] = ()
-    """Names of state that a resize loses, so that it begins again."""
+    """Names of state that begins again at each resize."""
     reshards: bool = False
     """True if a checkpoint's shards depend on the number of GPUs, so that each resize reads and writes the whole
     checkpoint."""
@@ -119,8 +121,8 @@ class StrategyLimits:
         return found if found is not None and found.gpus == gpus else None
 
     def corrected(self, gpus: int, samples: int) -> StrategyLimits:
-        """Return the limits after a measurement: `samples` is the largest local batch at `gpus` GPUs. The bytes of a
-        sample are multiplied by the same factor at all sizes. Nothing changes if formula or memory is unknown."""
+        """Return the limits after a measurement: `samples` is the largest local batch at `gpus` GPUs. `sample_bytes` is
+        multiplied by the same factor at all sizes. Nothing changes if formula or memory is unknown."""
         row = self.at(gpus)
         if row is None or not row.most_local(self.memory_bytes):
             return self
@@ -136,8 +138,8 @@ class StrategyLimits:
 
 
 def rows_within(rows: Iterable[SizeLimits], any_number: bool) -> tuple[SizeLimits, ...]:
-    """Return the rows of the largest numbers of GPUs, as many as `StrategyLimits.sizes` may have. With `any_number`,
-    return no row at all if there are too many, because numbers without a row would be refused."""
+    """Return the rows with the largest numbers of GPUs, as many as `StrategyLimits.sizes` may have. With `any_number`,
+    return no rows instead of too many: every number is then usable."""
     found = tuple(rows)
     if len(found) <= MAX_ROWS:
         return found

@@ -40,8 +40,8 @@ MOST_KINDS = 16
 ANY = "any"
 """Word for all types of GPU."""
 KIND = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
-"""Pattern of the GPU types that a comment may name. Slurm allows other characters, too; such types cannot be named
-here."""
+"""Pattern of the GPU types that a comment may name. Types with other characters, which Slurm allows, cannot be
+named."""
 
 _PREFIX = re.compile(r"\s*ones:", re.IGNORECASE)
 _NEARLY = re.compile(
@@ -84,7 +84,7 @@ class Deadline:
 
 
 class GuestQueue(NamedTuple):
-    """Queue for a job's further blocks, named by the job's owner. Only processes of the owner move jobs to it, because
+    """Queue for a job's further blocks, named by the job's owner. Only the owner's processes move jobs to it, because
     an operator may use queues that are closed to the owner."""
 
     kind: str
@@ -98,7 +98,7 @@ class BadComment(ValueError):
 
 @dataclass(frozen=True)
 class OptIn:
-    """Sizes and options that a job's owner allows. Both ends of a range are included; None if the comment has no such
+    """Sizes and options that a job's owner allows. Ranges include both ends, and are None if the comment has no such
     range."""
 
     gpus: Range | None
@@ -114,13 +114,13 @@ class OptIn:
     deadline: Deadline | None = None
     """Time by which the job is to end; None for no deadline."""
     step: int = 1
-    """Step between allowed numbers of GPUs, counted from the smallest. It is for a strategy that can use no other
-    numbers, until the job's first run reports the strategy's limits."""
+    """Step between allowed numbers of GPUs, counted from the smallest. It replaces a strategy's limits until the job's
+    first run reports these."""
     kinds: tuple[str, ...] = ()
     """Types of GPU that the job may have, or `any` for all; empty for the type in the job's request."""
     guests: bool | GuestQueue = True
-    """True if blocks beyond the job's request may enter a preemptible queue. A `GuestQueue` is the queue to which the
-    job itself moves them while no companion decides."""
+    """True if blocks beyond the job's request may enter a preemptible queue. A `GuestQueue` names the queue to which
+    the job itself moves them while no companion decides."""
     cost: float | None = None
     """Largest allowed ratio of the job's GPU-hours to the GPU-hours at the requested size; None for the site's
     limit."""
@@ -129,7 +129,7 @@ class OptIn:
 
 
 class _NotUnderstood(ValueError):
-    """Error of a wrong value; the message says what was expected."""
+    """Error of a wrong value; its message says what was expected."""
 
 
 def _range(text: str, most: int) -> Range:
@@ -231,7 +231,7 @@ _VALUES: dict[str, Callable[[str], Any]] = {
 
 
 def meant(comment: str) -> str:
-    """Return the opt-in that a malformed comment probably means; an example if none can be found."""
+    """Return the opt-in that a malformed comment probably means, or else an example."""
     found = {
         one[1].lower(): one[2] + (f"-{one[3]}{one[4] or ''}" if one[3] else "".join((one[5] or "").split()))
         for one in _WORD.finditer(comment[:1000])
@@ -244,8 +244,7 @@ def meant(comment: str) -> str:
 
 
 def near_miss(comment: str) -> str:
-    """Return the correct opt-in for a comment that nearly opts in; empty for any other comment. People see it, and
-    nothing acts on it."""
+    """Return the correct opt-in for a comment that is nearly one, for people to read; empty for any other comment."""
     return meant(comment) if not _PREFIX.match(comment) and _NEARLY.search(comment[:1000]) else ""
 
 

@@ -13,8 +13,8 @@ from typing import Protocol
 NO_LICENSES = "none"
 """Word in `QueueWords` that removes all licences from a job."""
 QueueWords = tuple[str, str, str, float, str]
-"""Partition, QOS, account, time limit in seconds (infinity for none), and licences. An empty text or 0 leaves what the
-job has."""
+"""Partition, QOS, account, time limit in seconds (infinity for none), and licences. An empty text or 0 keeps the job's
+own."""
 UNCHANGED: QueueWords = ("", "", "", 0.0, "")
 
 
@@ -73,13 +73,12 @@ def reshape_command(
     others: str = "",
 ) -> list[str]:
     """Return the command that changes a pending job's shape. `kind` is the GPU type of the job's request, `others` its
-    further GRES: both are repeated, since Slurm would drop them. With `tasks` the number of tasks becomes the number of
+    further GRES: Slurm drops both unless they are repeated. With `tasks` the number of tasks becomes the number of
     nodes. With `cpus_per_gpu` the number of CPUs follows the GPUs.
 
     Nodes are given as N-N, since a job submitted with -N1 also has a maximum. The number of CPUs is set, too, because
-    Slurm raises it with the nodes, but never lowers it. Back on one node, the job might otherwise request more CPUs
-    than a node has. Slurm could then neither update nor release it. Slurm itself adds the CPUs of --cpus-per-gpu and
-    --cpus-per-task.
+    Slurm raises it with the nodes, but never lowers it. A job that shrinks to one node might otherwise request more
+    CPUs than the node has, and could not be released. Slurm itself adds the CPUs of --cpus-per-gpu and --cpus-per-task.
     """
     cpus = max(shape.nodes, shape.nodes * shape.gpus_per_node * cpus_per_gpu)
     words = [f"NumNodes={shape.nodes}-{shape.nodes}", f"NumCPUs={cpus}"]
@@ -106,7 +105,8 @@ def throttle_command(array: int, most: int) -> list[str]:
 
 
 ALREADY_ENDED = "already finished"
-"""Part of Slurm's error for a throttle of an array that has ended tasks. Slurm changes the throttle all the same."""
+"""Part of Slurm's error for a change of the throttle of an array that has ended tasks. Slurm changes the throttle
+nevertheless."""
 
 
 def cancel_waiting_command(array: int) -> list[str]:

@@ -2,13 +2,13 @@
 
 The job's owner writes `guests=partition:NAME`, or `guests=qos:NAME`, into its comment. With the owner's rights, the job
 then moves the array's waiting tasks to that queue. It writes one order that names all tasks, and lifts the array's
-throttle. From then on Slurm starts these tasks when GPUs are free, preempts them for other jobs, and starts them again.
-One task stays in the job's own queue. It may start as the next base block shortly before the present base block's time
-limit.
+throttle. From then on Slurm starts these tasks when GPUs are free, and preempts them for other jobs. One task stays in
+the job's own queue, and may start as the next base block shortly before the present one's time limit.
 
 No task is ever held, so none has to be released. A task that must not start yet waits for the array's throttle, or has
 a later start time. Each `look` reads the state from Slurm and makes the changes that are missing. So the process may
-end between any two commands, and two processes may do this at once. This module opens no file and starts no process.
+end between any two commands, and two processes may do this at once. This module itself opens no file and starts no
+process.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ORDER = 1
 """Number of this module's order. It is smaller than any number of a companion (milliseconds since 1970), so a
 companion's order replaces this one."""
 NEAR_S = 900.0
-"""Seconds before the base block's time limit from which the next base block may start."""
+"""Seconds before the base block's time limit at which the next base block may start."""
 AGAIN_S = 60.0
 """Fewest seconds between two requeues of the same guest."""
 _WAITS, _RUNS = "PENDING", frozenset({"RUNNING", "CONFIGURING", "SUSPENDED", "STAGE_OUT"})
@@ -108,8 +108,7 @@ def chosen(lines: Iterable[QueueLine]) -> tuple[OptIn, GuestQueue] | None:
 
 
 def most_guests(optin: OptIn, nodes: int, gpus_per_node: int) -> int:
-    """Return the largest number of guests that the job may have besides its base block. Each guest has the requested
-    shape."""
+    """Return the largest number of guests that the job may have besides its base block, all of the requested shape."""
     most, each = (optin.gpus[1], nodes * gpus_per_node) if optin.gpus else ((optin.nodes or (1, 1))[1], nodes)
     return most // each - 1 if each else 0
 
@@ -131,15 +130,15 @@ class StandingGuests:
         say: Callable[[str], None],
         clock: Callable[[], float],
     ) -> None:
-        """`shape` is (nodes, GPUs per node) of a block. `order` writes an order that names the given tasks, unless a
-        newer order exists; it returns an error or ''. `say` writes a line to the log."""
+        """`shape` is (nodes, GPUs per node) of a block. `order` writes an order that names the given tasks, unless
+        there is a newer order; it returns an error, or ''. `say` writes a line to the log."""
         self._array, self._shape = array, shape
         self._run, self._order, self._say, self._clock = run, order, say, clock
         self._said: set[str] = set()
         self._kept: dict[int, float] = {}
         """Earliest start of each task that must wait, as Unix time in seconds."""
         self._again: dict[int, float] = {}
-        """Time at which this object last requeued each task; infinity if Slurm refused for good."""
+        """Unix time at which this object last requeued each task; infinity if Slurm refused for good."""
         self._home = UNCHANGED
         """Queue of the base block."""
         self._most = -1
@@ -147,7 +146,8 @@ class StandingGuests:
         """True after the array's throttle was lifted."""
 
     def look(self) -> bool:
-        """Read the job's tasks from Slurm, and make the missing changes. Return False if no further call is needed."""
+        """Read the job's tasks from Slurm, and make the missing changes. Return False when no further call is
+        needed."""
         text, why = self._run(look_command(self._array))
         if why:
             self._tell(f"the job's tasks could not be asked for ({why})")
@@ -214,8 +214,7 @@ class StandingGuests:
             self._tell(f"{_shown(queue)}: no task waits in the job's own queue to be its next base")
 
     def _startable(self, lines: Iterable[QueueLine], queue: GuestQueue, *, lent: bool) -> list[QueueLine]:
-        """Return the pending tasks that are not held: those in the guests' queue if `lent`, else those in other
-        queues."""
+        """Return the pending tasks that are not held, in the guests' queue if `lent`, else in other queues."""
         waiting = (one for one in lines if one.state == _WAITS and not one.reason.startswith("JobHeld"))
         return [one for one in waiting if one.among(queue) is lent]
 
@@ -223,7 +222,8 @@ class StandingGuests:
         return one.task in self._kept or one.reason == "BeginTime"
 
     def _limit_s(self, queue: GuestQueue, limit_s: float) -> float:
-        """Return a guest's time limit in seconds: the smaller of the base block's limit and the guest partition's."""
+        """Return a guest's time limit in seconds: the base block's `limit_s`, or the guest partition's if that is
+        smaller."""
         if queue.kind != "partition":
             return limit_s
         text, _ = self._run(["sinfo", "--noheader", f"--partition={queue.name}", "--format=%l"])
@@ -255,15 +255,15 @@ class StandingGuests:
         return not why
 
     def _start_again(self, one: QueueLine) -> None:
-        """Requeue a guest that Slurm preempted, or that ended; at most once in `AGAIN_S` seconds."""
+        """Requeue a guest that Slurm preempted, or that ended, at most once in `AGAIN_S` seconds."""
         now = self._clock()
         if now - self._again.get(one.task, 0.0) >= AGAIN_S:
             why = self._change(again_command(self._name(one), hold=False), f"guest {one.task} does not come back")
             self._again[one.task] = now if not why or _LATER.search(why) else math.inf
 
     def _begin(self, lines: Sequence[QueueLine], queue: GuestQueue, lent: set[int]) -> None:
-        """Write an order that names all tasks, those outside the guests' queue first, and lift the array's throttle.
-        Called when each task is in its right queue."""
+        """Write an order that names all tasks, guests last, and lift the array's throttle. Called when each task is in
+        its queue."""
         tasks = sorted((one.task for one in lines), key=lambda task: (task in lent, task))
         if why := self._order(tuple(tasks[:MAX_BLOCKS])):
             self._tell(f"{_shown(queue)}: no order could be written ({why}); the job trains on as it is")
