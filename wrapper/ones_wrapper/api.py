@@ -37,7 +37,7 @@ from ones_wrapper.strategy import Strategy
 _run: Run | None = None
 """The run of this process."""
 _entered: Entered | None = None
-"""Group of ranks, if it was built before `init`; else None."""
+"""Group of ranks that was built before `init`, or None."""
 
 TWICE = (
     "init: a job is one training, and init was called before: a second training, for example another fold, would "
@@ -72,15 +72,14 @@ def init(
     number of samples per GPU in a forward pass (default: `max_batch`). It is halved if the device runs out of memory.
     `max_accumulation_steps` is the largest number of forward passes per GPU in a step, for batches that do not fit in
     one (default: as many as `batch` needs on one GPU). Global batches are multiples of `multiple_of`, except an epoch's
-    last batch, and batches for which the GPUs hold fewer samples. `epochs` is the number of epochs to train; 0 for no
-    limit.
+    last, and batches on GPUs that hold fewer samples. `epochs` is the number of epochs to train; 0 for no limit.
 
     Learning rate and momentum follow the batch by a rule for the optimizer's class (`gradients/learning_rate.py`)
     unless `scale_lr` is False. `checkpoint_every_s` is the time between checkpoints in seconds (default: chosen from
-    their measured cost and the job's failures). With `write_behind`, training goes on while a checkpoint is copied and
-    written, unless something waits for that checkpoint. `noise_scale` measures the gradient noise scale, from which the
-    companion computes what a larger batch is worth. On one GPU the measurement keeps a copy of the gradients. `backend`
-    is `nccl`, `gloo`, or `mpi` for an exchange through mpi4py (default: nccl if every rank has a GPU, else gloo).
+    their measured cost and the job's failures). With `write_behind`, training continues while a checkpoint is written,
+    unless the checkpoint is waited for. `noise_scale` measures the gradient noise scale, from which the companion
+    computes what a larger batch is worth. On one GPU the measurement keeps a copy of the gradients. `backend` is
+    `nccl`, `gloo`, or `mpi` for an exchange through mpi4py (default: nccl if every rank has a GPU, else gloo).
     `strategy` is a way to train other than plain data parallel.
 
     With `uneven`, each rank's share of a step is in proportion to its measured speed, for GPUs of different kinds
@@ -88,8 +87,8 @@ def init(
 
     By default all samples of an epoch are used, so that the ranks' shares of a step may differ by one sample. With
     `shares="equal"` all ranks have equally many samples, for a script whose own collectives gather a batch. A step is
-    then as large as batch and ranks allow. An epoch leaves out the samples that remain after division: fewer than the
-    number of ranks, and others in each epoch.
+    then as large as batch and ranks allow. An epoch leaves out the samples that remain after division, fewer than the
+    number of ranks; they differ between epochs.
 
     `series` is a function from a run id to a logger, called on the rank that reports. The logger is a W&B run, a
     SummaryWriter, the module mlflow after `start_run`, or an object with Lightning's `log_metrics`. It gets GPUs,
@@ -98,7 +97,7 @@ def init(
     `tokens` is a function from a local batch of the loader to its number of tokens (`lambda batch:
     batch["mask"].sum()`). Give it if the script's loss is the mean over the tokens of its local batch. Gradients and
     the reported loss then become the mean over the step's tokens, however many tokens each rank and accumulation step
-    has. This costs a small sum over the ranks each step, and the passes of a step are fetched together.
+    has. Each step then has a small all-reduce, and the passes of a step are fetched together.
 
     Call `init` once, before anything that needs the device. Synchronises all ranks. Raises ValueError if numbers
     contradict each other, or if the strategy cannot use this number of ranks. Raises RuntimeError if another tool would
@@ -155,8 +154,8 @@ def before_script() -> None:
 
 
 def enter(backend: str | None = None) -> Entered:
-    """Return the group of ranks for `init`, which a framework's integration or `ones-run` may have built before. If
-    not, build it, which is collective. Ends the process if its block has nothing to do."""
+    """Return the group of ranks for `init`. If neither a framework's integration nor `ones-run` has built it, build it,
+    which is collective. Ends the process if its block has nothing to do."""
     global _entered
     if _run is not None and not _run.ended:
         return Entered(_run.group)

@@ -49,17 +49,17 @@ class Job:
         self._run = run
         self._models: dict[str, torch.nn.Module] = {}
         self._found: dict[str, float] = {}
-        """Accuracy and loss that the script gave for the present epoch's report."""
+        """Accuracy and loss from the script for the present epoch's report."""
 
     @property
     def rank(self) -> int:
-        """Rank of this process, from 0. Write files and print on rank 0 only. A block that waits to join has no rank
-        yet: the value equals no number, and prints as "none yet"."""
+        """Rank of this process, from 0. Write files and print on rank 0 only. In a block that waits to join, it equals
+        no number, and prints as "none yet"."""
         return self._run.rank
 
     @property
     def world(self) -> int:
-        """World size. In a block that waits to join it is not known yet, like `rank`."""
+        """World size. Unknown, like `rank`, in a block that waits to join."""
         return self._run.known(self._run.group.world)
 
     @property
@@ -69,8 +69,8 @@ class Job:
 
     @property
     def replicas(self) -> int:
-        """Number of replicas over which a step's samples are split: the world size, unless a strategy's replicas have
-        several ranks."""
+        """Number of replicas over which a step's samples are split: the world size, unless a replica has several
+        ranks."""
         return self._run.known(self._run.sizes.division.replicas)
 
     @property
@@ -112,9 +112,9 @@ class Job:
 
     @property
     def base_steps(self) -> int:
-        """Samples used so far, in base batches; the last base batch of an epoch counts as full. At the base batch this
-        is the number of steps. A script's own formula for the learning rate takes it as the iteration
-        (`lr = cosine(job.base_steps)`)."""
+        """Samples used so far, in base batches; the last base batch of an epoch counts as full. With the base batch as
+        global batch, this is the number of steps. Use it as the iteration in a formula of the learning rate: `lr =
+        cosine(job.base_steps)`."""
         progress = self._run.progress
         self._run.loop.first_steps.counts_by_job = True
         return (progress.samples + progress.padding) // self._run.sizes.spec.base_batch
@@ -138,8 +138,8 @@ class Job:
           registered: see `register`. The newest good checkpoint is loaded into them and the models. Optimizers and
           schedulers may have been made with the original model.
 
-        The call may be repeated for further objects before training begins: data at any time, models not after the
-        optimizers. Give optimizers and all other objects in one call. Synchronises all ranks.
+        Further calls before training begins may prepare data at any time, but models only before the optimizers. Give
+        optimizers and all other objects in one call. Synchronises all ranks.
         """
         given = sorted_by_kind(things)
         found: dict[int, Any] = {id(one): self._prepared(one) for one in given.models}
@@ -166,7 +166,7 @@ class Job:
         return self.ddp(model) if trained else model.to(self.device)
 
     def _prepare_carried(self, given: Given) -> dict[int, Any]:
-        """Return the elastic form of optimizers, schedulers and others, by the id of each given object."""
+        """Return the elastic form of optimizers, schedulers and others, by the id of the given object."""
         for one in given.optimizers:
             if one.state and self.device.type != "cpu":  # made before the model moved, as Adagrad's is
                 one.load_state_dict(one.state_dict())
@@ -214,8 +214,8 @@ class Job:
         of a step.
 
         `modules` selects the modules that are gathered as units: a type, several types, or a function that is true for
-        such a module. Other options are `fully_shard`'s. Synchronises all ranks. In training, each pass gathers a
-        unit's parameters for its forward and for its backward, and exchanges its gradients once.
+        such a module. Other options are `fully_shard`'s. Synchronises all ranks. In training, each accumulation step
+        gathers a unit's parameters twice, for forward and backward, and exchanges its gradients once.
         """
         from ones_wrapper.gradients.fsdp import FsdpExchange
 
@@ -348,14 +348,14 @@ class Job:
         start)`). `seed` fixes the order of every epoch, and all random numbers. With `keyed`, random numbers that are
         drawn while a sample is fetched (augmentation) depend only on seed, epoch and sample. Other random numbers
         (dropout) depend on seed, step and rank. `options` are further options of torch's DataLoader (`pin_memory`, …),
-        except those that choose samples. Synchronises nothing.
+        except those that choose samples. Not collective.
 
         With `drop_last`, an epoch leaves out the last samples of its order, which do not fill a batch of init's
-        `batch`. The samples that are left out differ from epoch to epoch, but not with world size or batch.
+        `batch`. Which samples these are depends on the epoch, but not on world size or batch.
 
-        With a `coreset`, an epoch is a weighted part of the data, and the loop gets (batch, weights). Write the loss as
-        the mean of weight × loss over the samples. The part is chosen at the beginning of an epoch, which synchronises
-        all ranks.
+        With a `coreset`, an epoch is a weighted subset of the data, and the loop gets (batch, weights). Write the loss
+        as the mean of weight × loss over the samples. The subset is chosen at the beginning of an epoch, which
+        synchronises all ranks.
         """
         if self._run.loop.feed is not None:
             raise RuntimeError(TWO)
@@ -387,8 +387,8 @@ class Job:
         """Return an iterable over this rank's share of an evaluation dataset, without padding or repeats.
 
         Its batches have at most `batch` samples (default: init's `max_local_batch`). Combine the ranks' results by
-        `mean`. All ranks must iterate over it: at the beginning, rank 0 sends its buffers of the model to all ranks.
-        Position and random numbers of the training do not change.
+        `mean`. All ranks must iterate over it: at the beginning, all get the model's buffers from rank 0. Position and
+        random numbers of the training do not change.
         """
         feed = Feed(
             dataset, shuffle=False, seed=0, collate_fn=collate_fn, num_workers=num_workers, options=dict(options)
@@ -398,8 +398,8 @@ class Job:
     def any(self, bad: torch.Tensor | bool) -> bool:
         """Return True if `bad` is true on any rank: `if job.any(not loss.isfinite()): continue`.
 
-        So all ranks leave out a step together; if only one left out its backward pass, the others would wait for it.
-        Synchronises all ranks, and waits for the GPU.
+        All ranks then leave out a step together. If only some left out their backward pass, the others would wait for
+        them. Synchronises all ranks, and waits for the GPU.
         """
         self._run.loop.first_steps.together("job.any")
         self._run.loop.first_steps.skipped = found = bool(self._run.group.maximum([int(bool(bad))])[0])
@@ -464,7 +464,7 @@ class Job:
 
     def report(self, *, accuracy: float | None = None, loss: float | None = None) -> None:
         """Set accuracy and loss in the present epoch's report. Without a loss, the report has the mean of the losses
-        that `job.loss` got. Call it in the loop over epochs; the last values on rank 0 count. Synchronises nothing."""
+        that `job.loss` got. Call it in the loop over epochs; the last values on rank 0 count. Not collective."""
         found = {"accuracy": accuracy, "loss": loss}
         self._found |= {name: value for name, value in found.items() if value is not None}
 
@@ -480,7 +480,7 @@ class Job:
         self._found = {}
 
     def probe(self, one_pass: Callable[[int], object]) -> int:
-        """Return the largest number of samples in a pass that all devices hold, found by trial; at most init's
+        """Find by trial the largest number of samples in a pass that every device holds, and return it; at most init's
         `max_local_batch`.
 
         `one_pass(samples)` makes a forward and a backward pass of that many samples on the original model
@@ -488,9 +488,9 @@ class Job:
         epoch. Synchronises all ranks. A trial takes a few dozen passes. The result is stored in the job's directory, so
         that later runs on the same devices make no trial. It also corrects the strategy's limits for the companion.
 
-        During the trial, memory for the first training steps is set aside, in sizes of the trained parameters. Gradient
-        buckets count once, the optimizer's moments twice unless a checkpoint has loaded them. An optimizer with less
-        state leaves the difference free in training. Further state, such as 1-bit LAMB's residual, is not counted.
+        During the trial, memory for the first training steps is set aside: the trained parameters' size for gradient
+        buckets, and twice that size for an optimizer's moments not loaded yet. An optimizer with less state leaves the
+        difference free in training. Further state, such as 1-bit LAMB's residual, is not counted.
 
         If ranks wait for each other within a pass (replicas of several ranks, `fsdp`), running out of memory ends the
         ranks, as in training. `ones-run` then starts them again, and half as many samples are taken.
@@ -504,7 +504,7 @@ class Job:
 
     def loss(self, loss: torch.Tensor | float) -> None:
         """Report the mean loss of this rank's local batch. With a strategy whose ranks compute parts of the loss,
-        report this rank's part. Does not wait for the GPU, and synchronises nothing."""
+        report this rank's part. Does not wait for the GPU; not collective."""
         run = self._run
         if run.settings.strategy is not None and run.settings.strategy.losses_add_up:
             loss = loss * (run.group.world // run.sizes.division.replicas)
@@ -516,7 +516,7 @@ class Job:
 
         Synchronises all ranks and waits for the file system. Call it on all ranks between two steps: before a backward
         pass, or outside the loop. Raises RuntimeError between the optimizer's step and the request for the next batch,
-        since only the request completes the step.
+        which completes the step.
         """
         if self._run.loop.mid_step:
             raise RuntimeError(

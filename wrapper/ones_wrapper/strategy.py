@@ -27,9 +27,9 @@ class Strategy(ABC):
     batch; all replicas have equally many ranks.
 
     All ranks of a replica get the same samples from `job.loader` and `job.evaluate`. `job.ddp` sums gradients over all
-    ranks, each multiplied by its replica's share of the step's samples. So the losses of a replica's ranks must be
-    parts whose sum is the mean over the local batch. A strategy with other losses needs a gradient exchange of its own
-    (`exchange`).
+    ranks, each multiplied by the fraction of the step's samples that its replica has. So the losses of a replica's
+    ranks must add up to the mean over the local batch. A strategy with other losses needs a gradient exchange of its
+    own (`exchange`).
     """
 
     name: str
@@ -40,19 +40,16 @@ class Strategy(ABC):
     wait for other ranks, since a rank may have been lost."""
 
     losses_add_up = False
-    """True if the losses of a replica's ranks are parts whose sum is the replica's loss; False if each rank has the
-    whole loss."""
+    """True if the losses of a replica's ranks add up to the replica's loss; False if each rank has the whole loss."""
 
     same_numbers = False
     """True if all ranks of a replica draw the same random numbers in a step."""
 
     measures_noise = True
-    """True if the gradient noise scale can be measured with this strategy. It also requires that each rank is a
-    replica."""
+    """True if the gradient noise scale can be measured with this strategy, provided that each rank is a replica."""
 
     local_rate = False
-    """True if the script's learning rate is for one replica's batch. Then `init(batch=...)` is one replica's batch,
-    too."""
+    """True if the script's learning rate is for one replica's batch; then `init(batch=...)` is for one replica, too."""
 
     @abstractmethod
     def limits(self, spec: Spec, most_gpus: int, ranks_per_node: int) -> StrategyLimits:
@@ -70,7 +67,7 @@ class Strategy(ABC):
         return world
 
     def refuse(self, world: int, fitting: list[int]) -> ValueError:
-        """Return the error for a world size that the strategy cannot use. `fitting` are some usable sizes,
+        """Return the error for a world size that the strategy cannot use. `fitting` are some usable world sizes,
         ascending."""
         return ValueError(refusal(self.name, world, fitting))
 
@@ -79,18 +76,18 @@ class Strategy(ABC):
         model is made."""
 
     def batch_fixed(self) -> bool:
-        """Return True if the global batch must not change now. Called at step boundaries; all ranks must return the
-        same. Not collective."""
+        """Return True if the global batch must not change now; equal on all ranks. Called at step boundaries. Not
+        collective."""
         return False
 
     def limits_now(self, limits: StrategyLimits) -> StrategyLimits:
-        """Return `limits` updated for this step boundary, or the same object if nothing changed. Not collective."""
+        """Return the `limits` for the steps from now on; the same object if nothing changed. Not collective."""
         fixed = self.batch_fixed()
         return limits if fixed == limits.batch_fixed else replace(limits, batch_fixed=fixed)
 
     def batch_in_force(self, batch: int) -> str:
-        """Begin or continue with steps of this global batch; return a note for the log, or an empty text. Collective.
-        Raises RuntimeError if the script left out a call that the strategy needs."""
+        """Begin or continue with steps of this global batch; return a note for the log, or ''. Collective. Raises
+        RuntimeError if the script left out a call that the strategy needs."""
         return ""
 
     def exchange(self, group: Group, noise: NoiseScale | None) -> Exchange | None:
@@ -98,7 +95,7 @@ class Strategy(ABC):
         return None
 
     def wrapped(self, model: torch.nn.Module) -> None:  # noqa: B027
-        """Note a model that `job.ddp` returned. Not collective."""
+        """Record a model that `job.ddp` returned. Not collective."""
 
 
 class ApartStrategy(Strategy):

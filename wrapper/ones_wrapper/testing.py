@@ -71,7 +71,7 @@ _earlier: list[Put] = []
 
 
 def put(value: Any) -> None:
-    """Keep a value for later starts and for the caller of `run`. The value must be picklable."""
+    """Keep a picklable value for later starts and for the caller of `run`."""
     _this("put").put.append(value)
 
 
@@ -94,8 +94,8 @@ def _this(name: str) -> Rank:
 def elastic(
     ranks: int = 1, *, timeout_s: float = 60.0, most_starts: int = 32, env: Mapping[str, str] | None = None
 ) -> Callable[[Callable[..., int | None]], Callable[..., None]]:
-    """Decorate a test, so that `run` runs its body. The body runs first in `ranks` processes, then in the number that
-    it returned, until it returns None. The further arguments are those of `run`."""
+    """Decorate a test, so that `run` runs its body: in `ranks` processes, then in the number that it returned, until it
+    returns None. The other arguments are those of `run`."""
 
     def decorate(function: Callable[..., int | None]) -> Callable[..., None]:
         @functools.wraps(function)
@@ -267,7 +267,7 @@ class Start:
         listener.close()
 
     def _set_up(self, rank: int, env: Mapping[str, str]) -> None:
-        """Set the environment of a rank's process as the node launcher would."""
+        """Set the environment of a rank's process, as the node launcher does."""
         for name in [name for name in os.environ if name.startswith(_LAUNCHER_PREFIXES)]:
             del os.environ[name]
         place = {
@@ -353,7 +353,7 @@ class Start:
         return self._directory / f"stack-{rank}"
 
     def _ask_stack(self, rank: int, after_s: float) -> None:
-        """Signal a rank to write its stack. A rank that has not begun gets no signal, which would end it."""
+        """Signal a rank to write its stack. A rank that has not begun gets no signal, since that would end it."""
         stack = self._stack(rank)
         begun = stack.exists() and "begun, " in stack.read_text()
         with stack.open("a") as file:
