@@ -1,5 +1,4 @@
-"""Prior of a job before its own measurements, learned from similar jobs: a hierarchical model that shrinks each group
-towards a wider one.
+"""Prior of a job before its own measurements, learned from similar jobs by a hierarchical model.
 
 The groups form a tree: the site, families (jobs with equal batches and strategy), specs (jobs of one script), owners,
 jobs. Each parameter of the step time (`step_time`) has a value at every node of the tree. It is normally distributed
@@ -8,8 +7,8 @@ around its value at the parent node, with one standard deviation for each level:
     job ~ N(owner, S3), owner ~ N(spec, S2), spec ~ N(family, S1), family ~ N(site, S0),
 
 A job's measurements give a normal likelihood of its parameters, by linearisation of its fit. Belief propagation
-combines them: one pass up the tree and one down. The posterior of a node is the product of its prior and its children's
-messages. The four deviations maximise the likelihood of the measurements (empirical Bayes, by
+combines these likelihoods, once up the tree and once down. The posterior of a node is the product of its prior and its
+children's messages. The four deviations maximise the likelihood of the measurements (empirical Bayes, by
 expectation-maximisation). With few jobs each deviation stays near a typical one. This is partial pooling (Gelman and
 others, Bayesian Data Analysis, 2013, ch. 5); written from general knowledge of that book.
 
@@ -17,16 +16,17 @@ A user who runs many jobs with false reports must not decide what is expected of
 
 - Within a spec each owner counts once. At other nodes a user's weight is at most half of the weight of all others
   together.
-- A child further than `FAR` deviations from its parent moves it no more than a child at that distance (Huber loss).
+- A child further than `FAR` deviations from its parent moves the parent no more than a child at that distance (Huber
+  loss).
 - The jobs of a family or spec move the prior by at most `MOVES` deviations of the wider group. A job's own measurements
   move its parameters without limit. Jobs also move the site's prior without limit.
 
 **Widths** calibrate the predicted intervals. Each size that a finished job measured is predicted from its other sizes
 and from the other half of the jobs. The errors are divided by their predicted deviations. A quantile of these ratios is
-the factor on predicted deviations, one inside a node and one across nodes. An interval of nominal coverage `HOLDS` then
-covers that share of the measurements. This is split conformal prediction (Vovk, Gammerman and Shafer, Algorithmic
-Learning in a Random World, 2005). With few predictions a factor stays near 1. No user's predictions count for more than
-those of all others together.
+the factor on predicted deviations, one factor inside a node and one across nodes. An interval of nominal coverage
+`HOLDS` then covers that share of the measurements. This is split conformal prediction (Vovk, Gammerman and Shafer,
+Algorithmic Learning in a Random World, 2005). With few predictions a factor stays near 1. No user's predictions count
+for more than those of all others together.
 
 **Kinds of GPU.** A job's curve is fitted for the kind of GPU on which it has measured most. On another kind, compute is
 faster by a factor, and the exchange of gradients takes as long. The logarithm of the factor has a normal distribution
@@ -72,7 +72,7 @@ from slurm_ones.learn.throughput import MeasuredThroughput
 from slurm_ones.policy.contract import Bools, Floats, Ints, ThroughputModel
 
 LEVELS = 4
-"""Number of levels whose nodes have children: site, family, spec and owner."""
+"""Number of levels of nodes with children: site, family, spec and owner."""
 FAR = 2.0
 MOVES = 2.5
 MAJORITY = 0.5
@@ -85,12 +85,11 @@ SPREADS: Floats = np.array(
         [0.15, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1],
     ]
 )
-"""(LEVELS, 7) typical standard deviations of the parameters of families, specs, owners and jobs around their
-parents."""
+"""Typical standard deviation of each child around its parent (levels, parameters): families, specs, owners, jobs."""
 CERTAIN = 4.0
-"""Weight of `SPREADS` in the estimate of a level's deviations, as a number of children."""
+"""Weight of `SPREADS` in the estimate of a level's deviations, counted in children."""
 WIDEST = 2.0
-"""Largest deviation, as a multiple of the typical one, so that false reports cannot widen it without bound."""
+"""Largest deviation, as a multiple of the one in `SPREADS`. False reports cannot widen it beyond."""
 ROUNDS = 5
 """Number of rounds of expectation-maximisation."""
 
@@ -110,44 +109,43 @@ class GroupPath:
 
 @dataclass(frozen=True)
 class JobEvidence:
-    """Information that a job's measurements give about its parameters, without any prior."""
+    """Likelihood of a job's parameters, as its measurements give it without any prior."""
 
     weighed: Floats
-    """(7,) precision matrix × parameters."""
+    """Precision matrix × parameters (parameters,)."""
     precision: Floats
-    """(7, 7) precision matrix of the parameters."""
+    """Precision matrix of the parameters (parameters, parameters)."""
 
     @classmethod
     def of(cls, fit: Fit) -> JobEvidence:
-        """Return the likelihood that the measurements of a fit give, without the prior of the fit."""
+        """Return the likelihood that a fit's measurements give, without the fit's prior."""
         precision = fit.slopes.T @ fit.weights @ fit.slopes
         return cls(precision @ fit.parameters + fit.slopes.T @ fit.misfit, precision)
 
 
 @dataclass
 class _Level:
-    """All nodes of one level, as children of the level above."""
+    """All nodes of one level, as children of the level above. Each array has a row for each child."""
 
     parents: Ints
-    """(C,) index of each child's parent in the level above."""
+    """Index of each child's parent in the level above."""
     shares: Floats
-    """(C,) weight of each child among its parent's children."""
+    """Weight of each child among its parent's children."""
     near: Floats
-    """(C,) Huber weight of each child: 1 near its parent, less if it is further than `FAR` deviations away."""
+    """Huber weight of each child: 1 near its parent, less if it is further than `FAR` deviations away."""
     weighed: Floats
     precision: Floats
-    """(C, 7, 7) precision of each child's parameters, from the measurements below it. `weighed` (C, 7) is precision ×
-    value."""
+    """Precision matrix of each child's parameters, from the measurements below it; `weighed` is this matrix ×
+    parameters."""
 
 
 class Tree:
-    """Tree of groups with their priors, learned from measured jobs. `around` is the prior before any job has
-    measured."""
+    """Tree of groups with their priors, learned from measured jobs. `around` is the prior without any measured job."""
 
     def __init__(self, jobs: Sequence[tuple[GroupPath, JobEvidence]], around: Prior) -> None:
         self._around = around
         self.spreads = SPREADS.copy()
-        """(LEVELS, 7) standard deviation of the children of each level around their parents."""
+        """Standard deviation of the children of each level around their parents (levels, parameters)."""
         self._levels: list[_Level] = []
         self._places: list[dict[Hashable, int]] = [{} for _ in range(LEVELS)]
         if not jobs:
@@ -183,8 +181,8 @@ class Tree:
         self._up()
 
     def expect(self, path: GroupPath, *, others: bool = False) -> Prior:
-        """Return the prior of a job at this place in the tree. With `others`, the owner's other jobs of this spec do
-        not count."""
+        """Return the prior of a job at this place in the tree; with `others`, without the owner's other jobs of this
+        spec."""
         if not self._levels:
             return self._around
         mean: Floats = self._around.mean
@@ -232,8 +230,8 @@ class Tree:
                 self._levels[level - 1].precision, self._levels[level - 1].weighed = total, sums
 
     def _settle(self) -> None:
-        """Run one step of expectation-maximisation: update the deviations of each level, and the Huber weights of the
-        children."""
+        """Update the deviations of each level and the Huber weights of the children: one step of
+        expectation-maximisation."""
         mean: Floats = self._around.mean[None]
         covariance: Floats = np.diag(_vague(self._around) ** 2)[None]
         for level in range(LEVELS):
@@ -271,11 +269,11 @@ def _vague(around: Prior) -> Floats:
 
 
 def _shares(parents: Sequence[Ints], users: Sequence[str]) -> list[Floats]:
-    """Return, for each level, the weight (C,) of each child among its parent's children. One user's children weigh at
-    most `MAJORITY` of all others' together.
+    """Return, for each level, the weight of each child among its parent's children. One user's children weigh at most
+    `MAJORITY` of all others' together.
 
     `parents` holds for each level the index of each child's parent; the children at the last level are jobs. `users`
-    are the jobs' owners. A node counts for each user by the share of its jobs that are his.
+    are the jobs' owners. A node belongs to each user by the share of its jobs that are the user's.
     """
     masses: list[dict[str, float]] = [{user: 1.0} for user in users]
     found: list[Floats] = []
@@ -301,18 +299,18 @@ def _most(mine: float, every: float) -> float:
 
 
 HOLDS, BEYOND = 0.8, 1.2816
-"""Nominal coverage of the calibrated intervals, and half the width of such an interval of a standard normal
+"""Nominal coverage of the calibrated intervals, and the half width of that interval of a standard normal
 distribution."""
 UNSURE = 10.0
-"""Weight of the value 1 in the estimate of a calibration factor, as a number of predictions."""
+"""Weight of the value 1 in the estimate of a calibration factor, counted in predictions."""
 LEAST, MOST = 0.4, 2.5
 TESTED = 60
-"""Largest number of finished jobs, the newest, that calibration uses."""
+"""Largest number of finished jobs used for calibration; the newest are used."""
 
 
 def found_widths(jobs: Sequence[tuple[GroupPath, Fit]], around: Prior) -> tuple[float, float]:
-    """Return the calibration factors on the predicted standard deviation: inside a node, and across nodes. `jobs` are
-    finished jobs, newest first."""
+    """Return the factors on predicted standard deviations, inside a node and across nodes. `jobs` are finished jobs,
+    newest first."""
     jobs = [(path, fit) for path, fit in jobs if len(fit.misfit)]
     held = [
         (half, path, fit, out)
@@ -365,14 +363,14 @@ def _some(points: Points, rows: Bools) -> Points:
 # -- kinds of GPU ------------------------------------------------------------------------------------------------------
 
 SITE, SCRIPT, OWN = 0.7, 0.35, 0.1
-"""Standard deviations of the log of a speed factor between two kinds of GPU: at the site before any measurement, of a
-script around the site, of a job around its script."""
+"""Standard deviations of the log of a speed factor between two kinds of GPU: of the site's around 0 before any
+measurement, of a script's around the site's, of a job's around its script's."""
 COMPARED = 0.1
 """Standard deviation that different sizes, nodes and hours add to the log ratio of two compared speeds."""
 
 
 class Ratio(NamedTuple):
-    """Log of a job's compute speed on the kind of GPU `there` divided by its speed on the kind `here`."""
+    """Log of a job's compute speed on the kind of GPU `there` over its compute speed on the kind `here`."""
 
     here: str
     there: str
@@ -388,7 +386,7 @@ class Factor:
     variance: float = SITE**2
 
     def after(self, observed: Iterable[tuple[float, float]]) -> Factor:
-        """Return the posterior after these observations of the log, each a pair (log, variance)."""
+        """Return the posterior after observations of the log, each a pair (log, variance)."""
         weight, total = 1.0 / self.variance, self.mean / self.variance
         for log, variance in observed:
             weight += 1.0 / variance
@@ -402,7 +400,7 @@ SAME = Factor(0.0, 0.0)
 
 @dataclass(frozen=True)
 class KindEvidence:
-    """Fit of one job on the kind of GPU `here`, and ratios of its speed on other kinds to its speed on `here`."""
+    """Fit of one job on the kind of GPU `here`, and ratios of its speeds on other kinds to its speed on `here`."""
 
     spec: Hashable
     user: str
@@ -412,7 +410,7 @@ class KindEvidence:
 
 
 def faster(layout: StepLayout) -> Floats:
-    """Return the change (7,) of a job's parameters on GPUs whose compute is faster by a factor of e = 2.718."""
+    """Return the change of a job's parameters (parameters,) on GPUs that compute faster by a factor of e = 2.718."""
     along = np.zeros(PARAMETERS)
     along[SPEED] = 1.0
     if not layout.wired:  # the exchange is then relative to the reference step
@@ -421,7 +419,7 @@ def faster(layout: StepLayout) -> Floats:
 
 
 class KindFactors:
-    """Speed factors between kinds of GPU, learned from jobs; before any job, the site's guesses (`guessed`)."""
+    """Speed factors between kinds of GPU, learned from jobs. Before any job they are the site's guesses (`guessed`)."""
 
     def __init__(self, guessed: Mapping[str, float] | None = None) -> None:
         self._guessed = guessed or {}
@@ -431,7 +429,7 @@ class KindFactors:
         """Kind of GPU on which most jobs ran; all jobs' parameters are converted to it."""
 
     def learn(self, jobs: Sequence[KindEvidence]) -> None:
-        """Learn the speed factors from these jobs only."""
+        """Learn the speed factors from these jobs, and forget earlier ones."""
         ran = Counter(job.here for job in jobs if job.here)
         self.reference = max(sorted(ran), key=lambda kind: ran[kind], default=next(iter(self._guessed), ""))
         scripts: dict[tuple[Hashable, str, str], list[tuple[float, float]]] = defaultdict(list)
@@ -445,7 +443,7 @@ class KindFactors:
         self._scripts = {key: self._other(*key[1:]).after(found) for key, found in scripts.items()}
 
     def factor(self, spec: Hashable, here: str, there: str, own: Iterable[Ratio] = ()) -> Factor:
-        """Return the speed factor from the kind `here` to `there` for a job of this spec with its `own` ratios."""
+        """Return the speed factor from kind `here` to kind `there` for a job of this spec with its `own` ratios."""
         if here == there or not (here and there):
             return SAME
         known = self._scripts.get((spec, here, there)) if spec is not None else None
@@ -466,7 +464,7 @@ class KindFactors:
 
 
 def _by_owner(jobs: Sequence[KindEvidence]) -> dict[tuple[str, str, str], dict[Hashable, tuple[float, float]]]:
-    """Return the log of each speed factor with its variance, by (owner, here, there) and then by spec."""
+    """Return each speed factor's (log, variance), by (owner, here, there) and then by spec."""
     every: dict[tuple[str, str, str], dict[Hashable, list[tuple[float, float]]]] = defaultdict(
         lambda: defaultdict(list)
     )
@@ -486,13 +484,13 @@ def _by_owner(jobs: Sequence[KindEvidence]) -> dict[tuple[str, str, str], dict[H
 
 
 def middle(found: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Return the median of the logs in pairs (log, variance), and the median's variance."""
+    """Return the median of the logs in the pairs (log, variance), and the median's variance."""
     logs, variances = zip(*found, strict=True)
     return statistics.median(logs), statistics.median(variances) / len(found)
 
 
 def prior_on(prior: Prior, factor: Factor, layout: StepLayout) -> Prior:
-    """Return the prior on another kind of GPU, given the prior on one kind and the speed factor between them."""
+    """Return the prior on another kind of GPU, from the prior on one kind and the speed factor from it to the other."""
     if factor == SAME:
         return prior
     along = faster(layout)

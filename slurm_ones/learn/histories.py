@@ -1,4 +1,4 @@
-"""Reading of one job's history: its group, measurements, progress and gradient noise, and the pauses of its changes.
+"""Quantities read from one job's history: group, measurements, progress, gradient noise, and pauses of its changes.
 
 **Statistical efficiency** is the progress per sample at a batch, relative to the base batch M0. It follows from the
 gradient noise scale B = tr(Σ)/|G|² (McCandlish et al., "An Empirical Model of Large-Batch Training", 2018). A step at
@@ -26,20 +26,19 @@ from slurm_ones.learn.throughput import MeasuredThroughput, MeasuredThroughputs,
 from slurm_ones.policy.contract import Floats, Ints
 
 SILENT_S = 600.0
-"""Seconds for which a running job may report nothing, as during an evaluation. After a longer silence its expected
-remaining work is raised."""
+"""Seconds for which a running job may report nothing, as during an evaluation. If it is silent longer, its expected
+remaining epochs rise."""
 FLAT = 0.05
-"""Smallest slope of log step time against log compute speed from which a speed ratio of two kinds of GPU is derived."""
+"""Smallest slope of log step time against log compute speed at which a speed ratio of two kinds of GPU is derived."""
 LEAST, MOST = 1e-2, 1e4
 """Bounds on the gradient noise scale, in multiples of the base batch."""
 CAUTIOUS = 4.0
-"""Noise scale before any job has reported one, in multiples of the base batch. A sample at four times the base batch is
-then worth 5/8. This is at the low end of measured values."""
+"""Noise scale before any job has reported one, in multiples of the base batch, at the low end of measured values. At
+four times the base batch a sample is then worth 5/8."""
 
 
 class NoiseEfficiency:
-    """`EfficiencyModel` from a gradient noise scale, in samples; if it is infinite, all batches are equally
-    efficient.
+    """`EfficiencyModel` from a gradient noise scale in samples. If it is infinite, all batches are equally efficient.
 
     Batches up to `free` are as efficient as the base batch, because the optimizer adapts to them
     (`ones_wrapper.protocol.growth`).
@@ -51,8 +50,8 @@ class NoiseEfficiency:
         self.free = max(float(free), self.base_batch)
 
     def efficiency(self, batches: Ints) -> Floats:
-        """Return the progress per sample at each global batch, relative to the base batch, in (0, 1]. It is 1 up to the
-        larger of base batch and `free`."""
+        """Return the progress per sample at each global batch, in (0, 1], relative to the base batch. It is 1 up to
+        `free`, and up to the base batch."""
         batch = np.asarray(batches, dtype=np.float64)
         batch = np.where(batch > self.free, batch, self.base_batch)
         if math.isinf(self.noise):
@@ -61,15 +60,15 @@ class NoiseEfficiency:
 
 
 def noise_ratio(base_batch: float, noises: Iterable[float]) -> float | None:
-    """Return the median of the reported gradient noise scales, in multiples of the base batch and within bounds; None
-    if no report is valid."""
+    """Return the median of the reported noise scales, in multiples of the base batch and within bounds; None without a
+    valid report."""
     known = [noise / max(base_batch, 1.0) for noise in noises if math.isfinite(noise) and noise > 0]
     return min(max(median(known), LEAST), MOST) if known else None
 
 
 def plain_spec(spec: Spec) -> Spec:
-    """Return the spec without its term, whether the batch is fixed, and the batch that the optimizer has grown to: all
-    that differs between jobs of one script or changes in time."""
+    """Return the spec without what differs between jobs of one script or changes in time: the term, whether the batch
+    is fixed, and the batch to which the optimizer has grown."""
     if spec.limits is not None and spec.limits.batch_fixed:
         spec = replace(spec, limits=replace(spec.limits, batch_fixed=False))
     return replace(spec, term=0, grown=0) if spec.term or spec.grown else spec
@@ -95,17 +94,17 @@ def by_terms(spec: Spec | None) -> bool:
 
 
 def inexact(spec: Spec | None) -> bool:
-    """Tell whether training at the same batch gives another result on another number of GPUs."""
+    """Tell whether training at the same batch has another result on another number of GPUs."""
     return spec is not None and spec.limits is not None and not spec.limits.exact
 
 
 def is_wired(spec: Spec | None) -> bool:
-    """Tell whether the job's spec gives the bytes that its ranks send."""
+    """Tell whether the job's spec says how many bytes its ranks send."""
     return layout_of(spec).wired
 
 
 def without_bytes(history: JobHistory) -> JobHistory | None:
-    """Return the history without the job's size of gradients; None if it reported none, or has a training strategy."""
+    """Return the history without the size of the job's gradients; None if it reported none, or has a strategy."""
     spec = history.spec
     if spec is None or spec.limits is not None or not spec.gradient_bytes:
         return None
@@ -113,18 +112,18 @@ def without_bytes(history: JobHistory) -> JobHistory | None:
 
 
 def join_of(history: JobHistory) -> float | None:
-    """Return the pause of training, in seconds, when blocks joined the job; None if unknown. If each change starts a
-    new term, it is the pause of any change."""
+    """Return the job's mean pause, in seconds, when blocks lately joined; None if unknown. If each change starts a new
+    term, all changes count."""
     return history.switch_s if by_terms(history.spec) else history.join_s
 
 
 def leave_of(history: JobHistory) -> float | None:
-    """Return the pause of training, in seconds, when blocks left the job and none joined; None if unknown."""
+    """Return the job's mean pause, in seconds, when blocks lately left and none joined; None if unknown."""
     return history.switch_s if history.join_s is None else None
 
 
 def ready_of(history: JobHistory) -> float | None:
-    """Return the seconds from the start of the blocks that joined last until they were ready; None if no block has
+    """Return the seconds from the start of the last joined blocks until they were ready; None if no block has
     joined."""
     ready = history.membership.report.ready_s if history.membership is not None else 0.0
     return ready if ready > 0 else None
@@ -141,8 +140,8 @@ def points_in(history: JobHistory) -> tuple[Points, float]:
 
 
 def unreported_epochs(history: JobHistory, efficiency: NoiseEfficiency, now: float) -> float:
-    """Return the epochs that a silent running job would have made at its last speed, after `SILENT_S` seconds of
-    silence."""
+    """Return the epochs that a running job would have made at its last speed since it has been silent for
+    `SILENT_S`."""
     dataset = dataset_of(history)
     if history.running_since is None or not history.throughput or not dataset:
         return 0.0
@@ -153,8 +152,7 @@ def unreported_epochs(history: JobHistory, efficiency: NoiseEfficiency, now: flo
 
 
 def own_noise(history: JobHistory) -> float | None:
-    """Return the gradient noise scale that the job reported, in multiples of the base batch; None without a valid
-    report."""
+    """Return the noise scale that the job reported, in multiples of the base batch; None without a valid report."""
     if history.spec is None:
         return None
     points = history.noise
@@ -165,8 +163,8 @@ def own_noise(history: JobHistory) -> float | None:
 
 
 def free_batch(history: JobHistory) -> float:
-    """Return the largest batch that is as efficient as the base batch; 0 without a measured noise scale. It is the
-    smaller of two: the batch that the job reported, and that of its optimizer's rule at the present noise scale."""
+    """Return the largest batch that is as efficient as the base batch; 0 without a reported noise scale. It is the
+    batch that the job reported, at most what its optimizer's rule gives for this noise scale."""
     spec, ratio = history.spec, own_noise(history)
     if spec is None or ratio is None:
         return 0.0
@@ -185,15 +183,15 @@ def epochs_in(history: JobHistory) -> float:
 
 
 def dataset_of(history: JobHistory) -> int:
-    """Return the number of samples in an epoch. For a stream it is measured, and 0 before the first epoch has ended."""
+    """Return the number of samples in an epoch; for a stream it is measured, and 0 until the first epoch has ended."""
     if history.spec is not None and history.spec.dataset:
         return history.spec.dataset
     return round(history.epoch_samples or 0.0)
 
 
 def training_after(history: JobHistory, epochs: float, upto: int) -> TrainingState:
-    """Return the training state after `epochs` epochs of progress, with loss and accuracy of the reported epoch number
-    `upto` (from 1)."""
+    """Return the training state after `epochs` epochs of progress, with loss and accuracy of the report on epoch `upto`
+    (from 1; 0: without)."""
     last = history.epochs[upto - 1] if upto else None
     return TrainingState(
         dataset=dataset_of(history),
@@ -205,7 +203,7 @@ def training_after(history: JobHistory, epochs: float, upto: int) -> TrainingSta
 
 
 def log_of(history: JobHistory) -> FinishedJob:
-    """Return a finished job as data for `BetaProgress`. All its epochs count as equal progress."""
+    """Return a finished job as data for `BetaProgress`, with equal progress in all its epochs."""
     total = epochs_in(history) if history.progress is not None else float(len(history.epochs))
     each = total / max(len(history.epochs), 1)
     points = [training_after(history, (point.epoch + 1) * each, i + 1) for i, point in enumerate(history.epochs)]
@@ -213,8 +211,8 @@ def log_of(history: JobHistory) -> FinishedJob:
 
 
 def base_kind(points: Sequence[ThroughputPoint]) -> str:
-    """Return the kind of GPU on which the job measured most pairs of shape and batch; "" without measurements. On a tie
-    it is the kind measured last."""
+    """Return the kind of GPU on which the job measured most pairs of shape and batch, and among equals the kind
+    measured last; "" without measurements."""
     if len(kinds := {point.kind for point in points}) < 2:
         return kinds.pop() if kinds else ""
     tried = Counter(kind for kind, _ in {(point.kind, point[:3]) for point in points if point.kind})
@@ -223,13 +221,12 @@ def base_kind(points: Sequence[ThroughputPoint]) -> str:
 
 
 def of_kind(points: Sequence[ThroughputPoint], kind: str) -> tuple[ThroughputPoint, ...]:
-    """Return the measurements on this or an unknown kind of GPU."""
+    """Return the measurements on this kind of GPU, or on an unknown kind."""
     return tuple(point for point in points if point.kind in (kind, ""))
 
 
 def ratios(points: Sequence[ThroughputPoint], fit: Fit, layout: StepLayout, here: str) -> list[Ratio]:
-    """Return the ratio of compute speed on each other kind of GPU to that on `here`, fitted to the job's
-    measurements."""
+    """Return the ratio of compute speed on each other kind of GPU to that on `here`, fitted to the measurements."""
     found, along, model = [], faster(layout), MeasuredThroughputs((MeasuredThroughput(fit, layout),))
     for there in sorted({point.kind for point in points} - {here, ""}) if here else ():
         seen = points_of([point for point in points if point.kind == there], fit.reference, layout)

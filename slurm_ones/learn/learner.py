@@ -1,4 +1,4 @@
-"""Learner: from job histories to the models that policies are given."""
+"""Learner: from job histories to the models that policies use."""
 
 from __future__ import annotations
 
@@ -57,21 +57,20 @@ from slurm_ones.policy.contract import EfficiencyModel, Progress, ThroughputMode
 NOWHERE = GroupPath(None, None, "")
 """Place in the tree of a job that has reported nothing."""
 AROUND = {False: CAUTIOUS, True: WIRED}
-"""Prior before any measurement. The key is True for jobs whose sent bytes are known."""
+"""Prior before any measurement, by whether the bytes that a job's ranks send are known."""
 PEERS = 3
-"""Fewest finished jobs of other users with the same spec from which a bound on a job's speed is derived."""
+"""Fewest finished jobs of other users with the same spec from which an upper bound on a job's speed is derived."""
 RESIZE_S = 30.0
 """Expected pause of training at a resize, in seconds, before any resize was measured."""
 RESHARD = 2.0
-"""Factor on the expected pause if the checkpoint must be resharded, until such a resize was measured."""
+"""Factor on the expected pause if the checkpoint must be resharded, before such a resize was measured."""
 JOIN_S, LEAVE_S, READY_S = 0.5, 0.05, 8.0
-"""Defaults in seconds until values are measured: pause when blocks join, pause when blocks leave, time until a started
-block can join. They were measured with small models (docs/benchmarks/resizes.md)."""
+"""Seconds before any are measured: pause when blocks join, pause when blocks leave, time until a started block can
+join. They are from small models (docs/benchmarks/resizes.md)."""
 TERM_S = 5.0
-"""Default pause, in seconds, of a change that restarts training from a checkpoint; a guess, used until one was
-measured."""
+"""Guessed pause, in seconds, of a change that restarts training from a checkpoint, before one is measured."""
 SPARE = 100
-"""Number of running jobs' models kept beyond the most that one tick has needed."""
+"""Number of running jobs' models kept in addition to the most that one tick has needed."""
 SCRIPTS = 10_000
 """Largest number of scripts (pairs of user and job name) whose newest spec is kept."""
 
@@ -81,29 +80,29 @@ class JobModel:
     """Learned models of one job, with its spec."""
 
     spec: Spec | None
-    """Spec that the job reported, or else the newest spec of the same script; None if no spec is known."""
+    """Spec that the job reported, or else the newest spec of the same script; None without both."""
     throughput: ThroughputModel
     efficiency: EfficiencyModel
     progress: Progress
     samples: float
     """Progress over all runs, in samples of the base batch."""
     losses: tuple[tuple[float, float], ...]
-    """Pairs (epochs done, loss), one for each epoch whose loss the job reported."""
+    """Pairs (epochs done, loss), one for each epoch with a reported loss."""
     resize_s: float
     """Expected pause of training at a resize, in seconds."""
     dataset: int = 0
-    """Number of samples in an epoch: reported, or else measured in ended epochs; 0 if unknown."""
+    """Number of samples in an epoch, reported or measured; 0 if unknown."""
     shrink_s: float | None = None
     """Expected pause of training when the job gives up GPUs, in seconds; None if it equals `resize_s`."""
     prepare_s: float = 0.0
     """Expected time, in seconds, from a block's start until it joins."""
     on: Mapping[str, ThroughputModel] = field(default_factory=dict)
-    """Throughput model on each kind of GPU that the caller named."""
+    """Throughput model on each requested kind of GPU."""
 
 
 @dataclass(frozen=True)
 class _Switches:
-    """Typical pauses when blocks join or leave, and preparation of new blocks, in seconds."""
+    """Typical seconds: pauses when blocks join or leave, preparation of new blocks, and pauses with a new term."""
 
     join_s: float = JOIN_S
     leave_s: float = LEAVE_S
@@ -113,13 +112,13 @@ class _Switches:
 
 @dataclass(frozen=True)
 class _Learned:
-    """Throughput model of a job, and the history and prior from which it was fitted."""
+    """Throughput model of a job, with the history and the prior from which it was fitted."""
 
     history: JobHistory
     prior: Prior
     model: MeasuredThroughput
     on: dict[str, ThroughputModel] = field(default_factory=dict)
-    """Throughput model on each kind of GPU that was requested so far."""
+    """Throughput model on each kind of GPU requested so far."""
 
 
 class Learner:
@@ -127,7 +126,7 @@ class Learner:
 
     A finished job's models are fitted once, a running job's whenever it has reported something new. Jobs with the same
     spec (base batch, local batch, dataset, epochs) count as jobs of one script. A job that has not run yet gets the
-    newest spec of a job of the same user and name, numbers at its end ignored.
+    newest spec among jobs of the same user and name, without numbers at the name's end.
 
     A job's prior comes from its owner's jobs of the same spec. It is shrunk towards other users' jobs of the spec, then
     towards the family and the site (`hierarchy`).
@@ -138,8 +137,8 @@ class Learner:
         self._seed = seed
         self._finished: Sequence[JobHistory] = ()
         self._past: dict[int, list[tuple[JobHistory, Fit]]] = {}
-        """Fits of each finished job, by `id` of its history: one with and one without its size of gradients, if
-        reported."""
+        """Fits of each finished job with and, if it reported their size, without its gradients' size, by `id` of its
+        history."""
         self._progress = BetaProgress(seed=seed)
         self._trees = {wired: Tree((), around) for wired, around in AROUND.items()}
         self._widths = dict.fromkeys(AROUND, (1.0, 1.0))
@@ -158,8 +157,7 @@ class Learner:
         self._scripts: dict[tuple[str, str], Spec] = {}
 
     def finished(self, histories: Sequence[JobHistory]) -> None:
-        """Learn from all finished jobs, newest first; do nothing if `histories` is the same object as at the
-        last call."""
+        """Learn from all finished jobs, newest first. Do nothing if `histories` is the object of the last call."""
         if histories is self._finished:
             return
         self._finished = histories
@@ -213,8 +211,8 @@ class Learner:
         return self._factors.factor(group_of(history).spec, *(reversed(ends) if back else ends))
 
     def _learn_switches(self, histories: Sequence[JobHistory]) -> None:
-        """Learn the typical pauses when blocks join or leave, over all jobs; for joins also by spec, since they depend
-        on the model's size."""
+        """Learn the typical pauses when blocks join or leave; for joins also by spec, since they depend on the model's
+        size."""
         joins: dict[Spec, list[float]] = defaultdict(list)
         for history in histories:
             if history.spec is not None and (cost := join_of(history)) is not None:
@@ -265,8 +263,8 @@ class Learner:
         return before is history or (before.throughput == history.throughput and before.spec == history.spec)
 
     def _peers_of(self, history: JobHistory) -> Prior | None:
-        """Return the prior from other users' jobs of this spec, on the job's base kind of GPU; None if there are fewer
-        than `PEERS`."""
+        """Return the prior from other users' jobs of this spec on the job's base kind of GPU; None with fewer than
+        `PEERS`."""
         path = group_of(history)
         if path.spec is None or self._specs[path.spec] - self._own[path.spec, path.user] < PEERS:
             return None
@@ -275,7 +273,6 @@ class Learner:
         return prior_on(self._peers[path], self._factor_of(history), layout_of(history.spec))
 
     def _prior_of(self, history: JobHistory) -> Prior:
-        """Return the job's prior on its base kind of GPU."""
         path, wired = group_of(history), is_wired(history.spec)
         key = wired, path, base_kind(history.throughput)
         if key not in self._priors:
@@ -286,8 +283,8 @@ class Learner:
     def about(
         self, history: JobHistory | None, now: float = 0.0, *, blocks: bool = False, kinds: Sequence[str] = ()
     ) -> JobModel:
-        """Return a job's models, with throughput on each of these `kinds` of GPU; without a history, those of a typical
-        job.
+        """Return a job's models, with throughput on each of these `kinds` of GPU; without a history, a typical job's
+        models.
 
         `blocks` is True for a job whose blocks can join and leave. `now` is Slurm's clock. A job that has been silent
         for long is expected to need at least as long again (Lindy's law).
@@ -328,7 +325,7 @@ class Learner:
         return {kind: known.on[kind] for kind in kinds}
 
     def _of_blocks(self, known: JobModel, history: JobHistory | None) -> JobModel:
-        """Return the models with the pauses of changes of blocks, the job's own or typical ones."""
+        """Return the models with the pauses of changes of blocks, the job's own or else typical ones."""
         typical = self._switches
         if history is None:
             return replace(known, resize_s=typical.join_s, shrink_s=typical.leave_s, prepare_s=typical.ready_s)
@@ -349,7 +346,7 @@ class Learner:
         return _first(join_of(history), _first(of_spec, typical))
 
     def _with_spec(self, history: JobHistory) -> JobHistory:
-        """Return the history with the spec that the job reported, or else the newest spec of the same script."""
+        """Return the history with the spec that the job reported, or else the newest spec of its script."""
         expected = self._scripts.get(script(history.job.user, history.job.name)) if history.spec is None else None
         return history if expected is None else replace(history, spec=expected)
 

@@ -2,7 +2,7 @@
 
 PAL (Jain and others, SC 2024) finds slow GPUs by measurements before the cluster is used. Here no extra job is run.
 Runs of one owner and script on a node are compared with runs of this owner and script elsewhere. A run on several nodes
-trains at the pace of the slowest, so it counts only in part for each of its nodes. The most certainly slow node is
+trains at the speed of the slowest, so it counts only in part for each of its nodes. The most certainly slow node is
 found first, and its runs are left out before the next is searched.
 
 The measurements come from users' jobs, so one user must not be able to have a node treated as slow:
@@ -31,13 +31,12 @@ from slurm_ones.learn.throughput import ABSURD
 SLOWEST = 0.3
 """Lower bound on a node's relative speed; a slower node counts as this fast."""
 SLOW = 0.9
-"""Relative speed at or below which a node counts as slow. Time of day and neighbouring jobs explain smaller
-differences."""
+"""Relative speed up to which a node counts as slow. Time of day and neighbouring jobs explain smaller differences."""
 SPREAD = 0.15
 """Standard deviation of the logarithm of a node's relative speed, before any measurement."""
 SURE = 2.5
-"""Number of standard deviations by which a slow node must be slower than others, so that few equal nodes are found by
-chance."""
+"""Number of standard deviations by which a slow node must be slower than others, so that chance rarely makes a node
+slow."""
 VOTES = 2
 MOST = 1 / 3
 """Largest share of all nodes that can count as slow; one node always can."""
@@ -46,9 +45,9 @@ ENOUGH = 3
 MANY = 30
 """Largest number of comparable runs that are used to estimate the noise."""
 NORMAL = 2.2219
-"""Standard deviation of a normal distribution, as a multiple of the lower quartile of |x − y| for two draws x, y."""
+"""Standard deviation of a normal distribution over the lower quartile of |x − y| for two draws x, y."""
 RECENT_S = 7 * 86400.0
-"""Largest age of a measurement, in seconds. Older ones are ignored, so that a repaired node is used again."""
+"""Largest age of a used measurement, in seconds, so that a repaired node is used again."""
 
 
 @dataclass(frozen=True)
@@ -57,20 +56,20 @@ class SlowNode:
 
     name: str
     factor: float
-    """Speed of the node divided by the speed of other nodes, in [`SLOWEST`, `SLOW`]."""
+    """Speed of the node over the speed of other nodes, in [`SLOWEST`, `SLOW`]."""
     doubt: float
     """Standard deviation of the logarithm of `factor`."""
     runs: int
     """Number of runs on the node that were compared."""
     owners: int
-    """Number of owners of the compared runs."""
+    """Number of owners of these runs."""
 
 
 class _Run(NamedTuple):
     """Throughput of one run at one batch."""
 
     alike: Hashable
-    """Key of runs that can be compared: same owner, script, number of nodes, GPUs per node, batch and kind of GPU."""
+    """Key that comparable runs share: owner, script, number of nodes, GPUs per node, batch and kind of GPU."""
     voter: Hashable
     """Owner of the run; the job if all measurements are of one owner."""
     run: Hashable
@@ -81,7 +80,7 @@ class _Run(NamedTuple):
 
 
 class _Comparison(NamedTuple):
-    """Log of a node's relative speed with its variance, from one voter's runs there and on other nodes."""
+    """Log of a node's relative speed, with its variance, from one voter's runs on the node and on other nodes."""
 
     name: str
     voter: Hashable
@@ -134,8 +133,8 @@ def _runs(histories: Iterable[JobHistory], now: float) -> list[_Run]:
 def _noise_of(alike: Iterable[Sequence[_Run]]) -> dict[str, float]:
     """Return, for each owner, the standard deviation of log speed between comparable runs; at least `COMPARED`.
 
-    It is computed from the lower quartile of pairwise differences (as in Rousseeuw and Croux, JASA 1993), which slow
-    nodes hardly affect.
+    It follows from the lower quartile of pairwise differences (as in Rousseeuw and Croux, JASA 1993), which slow nodes
+    hardly affect.
     """
     apart: dict[str, list[float]] = defaultdict(list)
     for runs in alike:
@@ -147,8 +146,7 @@ def _noise_of(alike: Iterable[Sequence[_Run]]) -> dict[str, float]:
 
 
 def _compared(runs: Sequence[_Run], noise: Mapping[str, float]) -> list[_Comparison]:
-    """Return, for each node and voter, the comparison of runs on the node with runs elsewhere. All `runs` are
-    comparable."""
+    """Return a comparison for each node and each voter with runs on it. All `runs` are comparable."""
     found = []
     each = noise.get(runs[0].owner, COMPARED) ** 2 if runs else 0.0
     for name in sorted(frozenset(name for run in runs for name in run.names)):
@@ -172,7 +170,7 @@ def _slow_by(comparisons: Iterable[Sequence[_Comparison]]) -> list[SlowNode]:
 
 
 def _judged(name: str, votes: Mapping[Hashable, Sequence[_Comparison]]) -> SlowNode | None:
-    """Return the node if the votes show that it is slow, else None. A vote is the median of one voter's comparisons."""
+    """Return the node if the votes show that it is slow, else None. A voter's vote is the median of his comparisons."""
     if len(votes) < VOTES:
         return None
     each = [middle([(one.log, one.variance) for one in found]) for found in votes.values()]

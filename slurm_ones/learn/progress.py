@@ -8,7 +8,7 @@ likelihood to finished jobs. Differences from ONES:
   predicts from the features themselves.)
 - f multiplies a first guess of the remaining epochs: the declared epochs not yet done, or else the median of finished
   jobs minus the epochs done. For jobs that declare epochs the factor has a lower bound, a low quantile over finished
-  jobs: for a job unlike all finished ones the network could predict anything.
+  jobs: for an unusual job the network could predict anything.
 - The output of f is a softplus instead of a relu. It has the same limits, and a gradient everywhere.
 - A job that declared its epochs has at most the declared epochs remaining, until it has trained them all. From then on
   its remaining epochs are as many as it trained beyond its declaration (`OVERRUN`). So a job that declares too few
@@ -37,27 +37,27 @@ ITERATIONS = 60
 DECAY = 1e-3
 """Weight decay, which keeps the network nearly constant while few jobs have finished."""
 LEAST = 1e-3
-"""Smallest β, in epochs, because β must be positive."""
+"""Smallest β, in epochs; β must be positive."""
 DECLARED = -1
 """Index of the feature that is NaN for jobs that declared no epochs."""
 RARE = 0.1
-"""Quantile of the ratio remaining epochs / first guess over finished jobs; no prediction has a lower ratio."""
+"""Quantile of remaining epochs / first guess over finished jobs with declared epochs: a lower bound of that ratio."""
 
 
 @dataclass(frozen=True)
 class BetaNetwork:
-    """Network that predicts remaining epochs: a tanh layer, then a softplus output that multiplies the first guess."""
+    """Network that predicts remaining epochs: a tanh layer, and a softplus output, times the first guess."""
 
     mean: Floats
     deviation: Floats
     weights: Floats
     """All weights in one vector, as the optimizer needs them."""
     least: float
-    """Lower bound of the factor on the first guess, for jobs that declared their epochs."""
+    """Lower bound of the softplus output, for jobs that declared their epochs."""
 
     @classmethod
     def fit(cls, features: Floats, done: Floats, total: Floats, guess: Floats, rng: np.random.Generator) -> BetaNetwork:
-        """Fit a network by maximum likelihood of ρ = done/total under Beta(done, β). Each row is one moment in a job's
+        """Fit a network by maximum likelihood of ρ = done/total under Beta(done, β). Each row is a moment in a job's
         training."""
         known = np.isfinite(features)
         count = np.maximum(known.sum(axis=0), 1)
@@ -92,15 +92,15 @@ class BetaNetwork:
         return cls(mean, deviation, weights if np.isfinite(weights).all() else start, least)
 
     def to_come(self, features: Floats, guess: Floats) -> Floats:
-        """Return the predicted remaining epochs β of each row. `features` are not standardised; `guess` is the first
-        guess."""
+        """Return β, the predicted remaining epochs, for each row of `features` (not standardised) and `guess`, the
+        first guess."""
         raw = _forward(self.weights, _transform(features, self.mean, self.deviation))[1]
         factor = np.maximum(np.logaddexp(0.0, raw), np.where(np.isfinite(features[:, DECLARED]), self.least, 0.0))
         return np.maximum(factor * guess, LEAST)
 
 
 def _transform(features: Floats, mean: Floats, deviation: Floats) -> Floats:
-    """Return the standardised features. Unknown features become 0, and large ones are clipped."""
+    """Return the standardised features; unknown ones become 0, and large ones are clipped."""
     scaled = (features - mean) / deviation
     return np.where(np.isfinite(scaled), np.clip(scaled, -4.0, 4.0), 0.0)
 
@@ -118,8 +118,8 @@ def _forward(weights: Floats, inputs: Floats) -> tuple[Floats, Floats]:
 
 
 def _loss(weights: Floats, inputs: Floats, alpha: Floats, rho: Floats, guess: Floats) -> tuple[float, Floats]:
-    """Return the loss and its gradient. The loss is the mean negative log likelihood of ρ under Beta(α, β), plus weight
-    decay."""
+    """Return the loss and its gradient by the weights. The loss is the mean negative log likelihood of ρ under Beta(α,
+    β), plus weight decay."""
     rows, width = inputs.shape
     hidden, raw = _forward(weights, inputs)
     beta = np.maximum(np.logaddexp(0.0, raw) * guess, LEAST)
@@ -144,9 +144,9 @@ def _loss(weights: Floats, inputs: Floats, alpha: Floats, rho: Floats, guess: Fl
 
 
 ENOUGH = 5
-"""Fewest finished jobs to which the network is fitted."""
+"""Fewest finished jobs from which the network is fitted."""
 NEW_ALPHA = 0.5
-"""Smallest α, which must be positive, used before half an epoch is done."""
+"""Smallest α; α must be positive."""
 UNKNOWN_EPOCHS = 10.0
 """Number of epochs assumed for a job that declared none, before enough jobs have finished."""
 POINTS = 8
@@ -154,16 +154,16 @@ POINTS = 8
 LEFT = 0.01
 """Smallest number of remaining epochs of a running job, as a share of its declared epochs."""
 OVERRUN = 1.0
-"""Remaining epochs for each epoch beyond the declared ones (by Lindy's law), or, without a declaration, beyond the
-longest finished job."""
+"""Remaining epochs for each epoch beyond the declared ones (Lindy's law), or without a declaration, beyond the longest
+finished job's epochs."""
 MAX_EPOCHS = 1e6
 LEVELS = (0.1, 0.9)
-"""Quantiles at the ends of the calibrated interval."""
+"""Quantiles of ρ at the ends of the calibrated interval."""
 CONCENTRATIONS = np.geomspace(64.0, 1.0 / 64.0, 19)
 CROSSED = 400
-"""Number of moments to which the concentration (the factor on α and β) is fitted."""
+"""Number of moments from which the concentration (the factor on α and β) is fitted."""
 AT_THE_END = 0.98
-"""Share of the declared remaining epochs from which a job counts as training all of them."""
+"""Share of the declared remaining epochs from which on a job counts as one that trains all of them."""
 
 
 @dataclass(frozen=True)
@@ -194,25 +194,25 @@ class FinishedJob:
 
 @dataclass(frozen=True)
 class Moments:
-    """Moments in the training of finished jobs, one in each row of every array."""
+    """Moments in the training of finished jobs: a row for each moment in every array."""
 
     job: Floats
-    """Index of the job to which each row belongs."""
+    """Index of the moment's job."""
     features: Floats
     done: Floats
     total: Floats
     guess: Floats
     most: Floats
-    """Largest number of remaining epochs that the job's declaration allows; infinite without a declaration."""
+    """Most remaining epochs by the job's declaration; infinite without one."""
 
     def where(self, rows: npt.NDArray[Any]) -> Moments:
-        """Return the moments in these rows, given by a mask or by indices."""
+        """Return the moments in these rows, given as a mask or as indices."""
         return Moments(*(getattr(self, name)[rows] for name in self.__dataclass_fields__))
 
 
 class BetaProgress:
-    """Model of ρ for running jobs, learned from finished jobs. It is immutable: a new model is fitted when a job has
-    finished."""
+    """Model of ρ for running jobs, learned from finished jobs. It is immutable: with new finished jobs a new model is
+    fitted."""
 
     def __init__(self, finished: Sequence[FinishedJob] = (), seed: int = 0) -> None:
         """Fit the model to all finished jobs; the same jobs and seed give the same model.
@@ -235,8 +235,7 @@ class BetaProgress:
             self._concentration = _concentration(moments, seed) if self.jobs >= 2 * ENOUGH else 1.0
 
     def progress(self, now: TrainingState, declared_epochs: float = 0.0) -> Progress:
-        """Return the distribution of a job's ρ in its present state. `declared_epochs` is 0 for a job without a
-        declaration."""
+        """Return the distribution of a job's ρ in its present state. `declared_epochs` is 0 without a declaration."""
         done = _done(now)
         most = _most(done, declared_epochs)
         if self._network is not None:
@@ -285,8 +284,8 @@ def _fitted(moments: Moments, seed: int) -> BetaNetwork:
 
 
 def _concentration(moments: Moments, seed: int) -> float:
-    """Return the largest factor on α and β at which the interval covers enough moments. Each half of the jobs is
-    predicted by a network fitted to the other half."""
+    """Return the largest factor on α and β at which the interval covers enough moments. The network that predicts one
+    half of the jobs is fitted to the other half."""
     odd = moments.job % 2 == 1
     covered = np.zeros(len(CONCENTRATIONS))
     rows = 0
@@ -308,8 +307,7 @@ def _done(now: TrainingState) -> float:
 
 
 def _most(done: float, declared: float) -> float:
-    """Return the largest number of remaining epochs that a running job's declaration allows; infinite without a
-    declaration."""
+    """Return the most remaining epochs by a running job's declaration; infinite without one."""
     if not (math.isfinite(declared) and declared > 0):
         return math.inf
     return min(max(declared - done, LEFT * declared), MAX_EPOCHS)
@@ -326,8 +324,8 @@ def _inside(job: FinishedJob) -> list[TrainingState]:
 
 
 def _features(training: TrainingState, declared: float) -> list[float]:
-    """Return ONES' five features, the done fraction of the declared epochs, and the log of the declared epochs; unknown
-    ones are NaN."""
+    """Return ONES' five features, the share of the declared epochs that is done, and the log of the declared epochs;
+    NaN if unknown."""
     first = _finite(training.initial_loss)
     improvement = (first - _finite(training.loss)) / max(abs(first), 1e-9)
     known = math.isfinite(declared) and declared > 0

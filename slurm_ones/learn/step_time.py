@@ -1,17 +1,17 @@
 """Time of one optimizer step, from seven parameters of a job (Pollux, OSDI 2021, §3.2).
 
 Compute takes a fixed overhead plus a time for each sample. The exchange of gradients (sync) takes no time on one GPU,
-c1 + d1 · (n - 2) on n GPUs of one node, and c2 + d2 · (n - 2) across nodes. The two overlap: T = (compute^γ +
-sync^γ)^(1/γ). At γ = 1 one follows the other, at a large γ they overlap fully.
+c1 + d1 · (n - 2) on n GPUs of one node, and c2 + d2 · (n - 2) across nodes. Compute and sync overlap: T = (compute^γ +
+sync^γ)^(1/γ). At γ = 1 one follows the other; at a large γ they overlap fully.
 
 Most parameters are logarithms of ratios: c1 / (time of the job's step on one GPU), c2 / c1, d1 / c1 and d2 / c2. So the
 parameters of small and large jobs are comparable, and one job's give a prior for another's. For example, a job with a
-long exchange inside a node has a long one across nodes. d / c is small in a ring all-reduce, in which each
-GPU sends 2 · (n - 1) / n times the gradients' bytes.
+long exchange inside a node has a long one across nodes. d / c is small in a ring all-reduce, in which each GPU sends 2
+· (n - 1) / n times the gradients' bytes.
 
-If the bytes that each rank sends in a step are known (`StepLayout`), c1 and c2 have another meaning. They are then the
-seconds to send a gigabyte inside a node and between nodes. The exchange takes gigabytes times these seconds, so it can
-be predicted at an untried size. Link speeds learned from one job hold for all jobs whose bytes are known.
+If the bytes that each rank sends in a step are known (`StepLayout`), c1 and c2 have another meaning: the seconds to
+send a gigabyte inside a node and between nodes. The exchange takes gigabytes times these seconds, so it can be
+predicted at an untried size. Link speeds learned from one job hold for all jobs whose bytes are known.
 
 The parameters of many jobs are fitted at once (`fit_all`), with their uncertainty. A job's measurements are noisy step
 times at a few sizes, and no formula is exact: log T = model + misfit + noise. Misfits at similar sizes are correlated
@@ -39,31 +39,31 @@ from slurm_ones.policy.contract import Bools, Floats, Ints
 
 GIGABYTE = 1e9
 NOTHING = 1e-12
-"""Gigabytes used in place of 0, which has no logarithm."""
+"""Gigabytes in place of 0, which has no logarithm."""
 NONE = float(np.log(NOTHING))
 """Log of `NOTHING`."""
 LATENCY_GB = 0.005
-"""Latency of an exchange, as gigabytes: half a millisecond at 10 GB/s."""
+"""Latency of an exchange, in the gigabytes sent in that time: half a millisecond at 10 GB/s."""
 ANY_LOCAL = 2.0**31
 """Largest local batch assumed for a job that reports none."""
 
 
 @dataclass(frozen=True, eq=False)
 class StepLayout:
-    """Split of a step's samples and of its traffic at R numbers of GPUs, ascending; R is 0 in plain data parallel."""
+    """Split of a step's samples and traffic by number of GPUs, ascending; arrays are empty in plain data parallel."""
 
     max_local: float = ANY_LOCAL
     """Largest number of samples in a replica's forward pass, at any number of GPUs."""
     gpus: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     replicas: Floats = field(default_factory=lambda: np.zeros(0))
     local: Floats = field(default_factory=lambda: np.zeros(0))
-    """(R,) largest number of samples in a replica's forward pass, at most `max_local`."""
+    """Most samples in a replica's forward pass, at most `max_local`."""
     replica_gb: Floats = field(default_factory=lambda: np.zeros(0))
-    """(R,) gigabytes that a rank sends within its replica, per sample of the replica."""
+    """Gigabytes that a rank sends within its replica, per sample of the replica."""
     data_gb: Floats = field(default_factory=lambda: np.zeros(0))
-    """(R,) gigabytes that a rank sends to other replicas in a step."""
+    """Gigabytes that a rank sends to other replicas in a step."""
     gradient_gb: float = 0.0
-    """Size of all gradients of a plain data-parallel job, in gigabytes; 0 if unknown."""
+    """Gigabytes of all gradients of a plain data-parallel job; 0 if unknown."""
 
     @cached_property
     def wired(self) -> bool:
@@ -74,16 +74,14 @@ class StepLayout:
         return bool(several.any()) and bool((self.replica_gb + self.data_gb)[several].all())
 
     def split(self, gpus: Floats) -> tuple[Floats, Floats]:
-        """Return two arrays for these numbers of GPUs: the number of replicas, and the samples that fit into one
-        forward pass of a replica."""
+        """Return, for each number of GPUs, the number of replicas and the most samples in a replica's forward pass."""
         if not len(self.gpus):
             return gpus, np.full(np.shape(gpus), self.max_local)
         row, there = self._rows(gpus)
         return np.where(there, self.replicas[row], gpus), np.where(there, self.local[row], self.max_local)
 
     def sent(self, nodes: Floats, gpus: Floats, batches: Floats) -> tuple[Floats, Floats]:
-        """Return the logarithms of the gigabytes that a rank sends in a step: to GPUs of its own node, and to other
-        nodes.
+        """Return the logs of the gigabytes that a rank sends in a step, to GPUs of its own node and to other nodes.
 
         Traffic inside a replica stays inside a node if no replica spans several nodes.
         """
@@ -100,8 +98,7 @@ class StepLayout:
         return np.log(np.maximum(within + between - outside, NOTHING)), np.log(np.maximum(outside, NOTHING))
 
     def _rows(self, gpus: Floats) -> tuple[Ints, Bools]:
-        """Return the row of each number of GPUs, with True; if it has none, the row of the next higher number, with
-        False."""
+        """Return the row of each number of GPUs, or of the next higher one, and whether the number itself has a row."""
         row = np.minimum(np.searchsorted(self.gpus, gpus), len(self.gpus) - 1)
         there: Bools = self.gpus[row] == gpus
         return row, there
@@ -143,7 +140,7 @@ SPEED, OVERHEAD, INSIDE, INSIDE_EACH, ACROSS, ACROSS_EACH, OVERLAP = range(7)
 PARAMETERS = 7
 LOWEST = np.array([-60.0, -8.0, -16.0, -12.0, -6.0, -12.0, -3.0])
 HIGHEST = np.array([60.0, 4.0, 12.0, 3.0, 6.0, 3.0, np.log(9.0)])
-"""Largest value of each parameter; `LOWEST` has the smallest."""
+"""Largest values of the parameters; `LOWEST` has the smallest."""
 NO_SYNC = -60.0
 
 
@@ -152,9 +149,9 @@ class Sizes:
     """Sizes and batches at which step times are computed. All arrays have the same shape."""
 
     local: Floats
-    """Log of the ratio of samples per GPU and step to the reference local batch."""
+    """Log of (samples per GPU and step / reference local batch)."""
     passes: Floats
-    """Number of forward passes per step, above 1 if a GPU's samples do not fit at once."""
+    """Forward passes per step; more than 1 if a GPU's samples do not fit at once."""
     gpus: Floats
     across: Floats
     """1 if the GPUs are on several nodes, else 0."""
@@ -162,8 +159,8 @@ class Sizes:
     """1 if the bytes that a rank sends are known, else 0."""
     inside: Floats
     outside: Floats
-    """Log of gigabytes that a rank sends to other nodes divided by the reference local batch. `inside` is the same for
-    its own node."""
+    """Log of (gigabytes that a rank sends to other nodes / reference local batch); `inside` is the same for its own
+    node."""
 
     def each(self, change: Callable[[Floats], Floats]) -> Sizes:
         """Return a copy with `change` applied to each array."""
@@ -171,12 +168,12 @@ class Sizes:
 
     @staticmethod
     def together(all_: Sequence[Sizes], join: Callable[[list[Floats]], Floats]) -> Sizes:
-        """Join several `Sizes` into one. `join` joins the arrays of one field."""
+        """Join several `Sizes` into one; `join` joins the arrays of one field."""
         return Sizes(*(join([getattr(one, field.name) for one in all_]) for field in fields(Sizes)))
 
 
 def padded(rows: Sequence[Floats], fill: float = 1.0) -> Floats:
-    """Stack rows of different lengths into one array. Short rows are filled up with `fill`."""
+    """Stack rows of different lengths into one array, with `fill` at the end of short rows."""
     found: Floats = np.full((len(rows), max(map(len, rows))), fill)
     for j, row in enumerate(rows):
         found[j, : len(row)] = row
@@ -184,9 +181,10 @@ def padded(rows: Sequence[Floats], fill: float = 1.0) -> Floats:
 
 
 def sizes(nodes: Floats, gpus: Floats, batches: Floats, reference: float | Floats, layout: StepLayout = PLAIN) -> Sizes:
-    """Return `Sizes` for `gpus` GPUs in total on `nodes` nodes, at each global batch.
+    """Return the `Sizes` of `gpus` GPUs in total on `nodes` nodes, at each global batch.
 
-    `reference` is the job's reference local batch. For J jobs the arrays have J rows, and `reference` has shape (J, 1).
+    `reference` is the job's reference local batch. For several jobs, arrays have a row for each; `reference` is (jobs,
+    1).
     """
     gpus, batches = np.maximum(gpus, 1.0), np.maximum(batches, 1.0)
     local = batches / gpus
@@ -201,7 +199,7 @@ def sizes(nodes: Floats, gpus: Floats, batches: Floats, reference: float | Float
 
 
 def log_step(parameters: Floats, at: Sizes, reference: Floats) -> Floats:
-    """Return the log of a step's seconds (…, P) at the sizes `at` (…, P). `parameters` are (…, 7), `reference` is
+    """Return the log of a step's seconds (…, sizes) at the sizes `at`. `parameters` are (…, parameters), `reference` is
     (…)."""
     compute, sync, gamma, _, _ = _parts(parameters, at)
     total = np.maximum(compute, sync) + np.log1p(np.exp(-gamma * np.abs(compute - sync))) / gamma
@@ -209,12 +207,12 @@ def log_step(parameters: Floats, at: Sizes, reference: Floats) -> Floats:
 
 
 def log_compute(parameters: Floats, at: Sizes) -> Floats:
-    """Return the log of a step's compute time divided by the time of a reference step."""
+    """Return the log of (a step's compute time / the time of a reference step)."""
     return _parts(parameters, at)[0]
 
 
 def log_step_and_slopes(parameters: Floats, at: Sizes, reference: Floats) -> tuple[Floats, Floats]:
-    """Return `log_step` (…, P), and its derivatives with respect to the parameters (…, P, 7)."""
+    """Return `log_step` (…, sizes), and its derivatives by the parameters (…, sizes, parameters)."""
     compute, sync, gamma, share, beyond = _parts(parameters, at)
     total = np.maximum(compute, sync) + np.log1p(np.exp(-gamma * np.abs(compute - sync))) / gamma
     of_compute = 1.0 / (1.0 + np.exp(np.minimum(np.maximum(gamma * (sync - compute), -50.0), 50.0)))
@@ -232,11 +230,11 @@ def log_step_and_slopes(parameters: Floats, at: Sizes, reference: Floats) -> tup
 
 
 def _parts(parameters: Floats, at: Sizes) -> tuple[Floats, Floats, Floats, Floats, Floats]:
-    """Return five arrays: log compute, log sync, γ, the overhead's share of a reference step, and the growth of
-    sync.
+    """Return log compute, log sync, γ, the overhead's share of a reference step, and the growth of sync, in five
+    arrays.
 
-    Compute and sync are relative to a reference step. The growth is the sync added beyond two GPUs, relative to that of
-    two.
+    Compute and sync are relative to a reference step. The growth is the sync added beyond two GPUs over that of two
+    GPUs.
     """
     share = 1.0 / (1.0 + np.exp(-parameters[..., OVERHEAD, None]))
     compute = np.log(share * at.passes + (1.0 - share) * np.exp(at.local))
@@ -260,28 +258,28 @@ def _outside(parameters: Floats, at: Sizes) -> Floats:
 
 
 MISFIT = 0.15
-"""Standard deviation of the misfit, the part of log step time that no parameters explain."""
+"""Standard deviation of the misfit: the part of log step time that no parameters explain."""
 NOISE = 0.07
 """Standard deviation of the noise in one measurement of log step time."""
 ALIKE_GPUS = 1.0
 ALIKE_LOCAL = 1.5
-"""Correlation lengths of the misfit: `ALIKE_GPUS` in log GPUs, `ALIKE_LOCAL` in log samples per GPU. At one length
-apart the correlation is 1/e."""
+"""Correlation length of the misfit in log samples per GPU; `ALIKE_GPUS` is that in log GPUs. One length apart the
+correlation is 1/e."""
 ITERATIONS = 12
 
 
 @dataclass(frozen=True)
 class Prior:
-    """Normal prior of a job's parameters before any measurement; arrays are (7,)."""
+    """Normal prior of a job's parameters before any measurement; mean and deviation are (parameters,)."""
 
     mean: Floats
     deviation: Floats
     correlation: Floats | None = None
-    """(7, 7) correlation of the parameters; None if they are independent."""
+    """Correlation matrix of the parameters; None if they are independent."""
 
     @property
     def covariance(self) -> Floats:
-        """(7, 7) covariance of the parameters."""
+        """Covariance matrix of the parameters."""
         correlation = np.eye(PARAMETERS) if self.correlation is None else self.correlation
         return self.deviation[:, None] * correlation * self.deviation
 
@@ -318,13 +316,13 @@ WIRED = _wired()
 
 @dataclass(frozen=True)
 class Points:
-    """Measurements of one job, combined for each pair of size and batch. Arrays are (P,)."""
+    """Measurements of one job, combined for each pair of size and batch: a point. Arrays are (points,)."""
 
     at: Sizes
     log_step: Floats
     """Log of the measured seconds of a step."""
     count: Floats
-    """Weight of each point, as a number of measurements; below 1 until the job has run for long at this size (see
+    """Weight of each point, as a number of measurements. It is below 1 until the job has run for long at this size (see
     `throughput`)."""
 
 
@@ -335,19 +333,19 @@ class Fit:
     points: Points
     reference: float
     parameters: Floats
-    """(7,) most likely parameters."""
+    """Most likely parameters (parameters,)."""
     covariance: Floats
-    """(7, 7) covariance of the parameters."""
+    """Covariance matrix of the parameters."""
     misfit: Floats
-    """(P,) `weights` × residuals of the points, from which misfits at other sizes are predicted."""
+    """`weights` × residuals (points,), from which misfits at other sizes are predicted."""
     slopes: Floats
-    """(P, 7) derivatives of log step time with respect to the parameters, at each point."""
+    """Derivatives of log step time by the parameters (points, parameters)."""
     weights: Floats
-    """(P, P) inverse of the covariance of misfit plus noise."""
+    """Inverse of the covariance matrix of misfit plus noise (points, points)."""
 
 
 def correlated(one: Sizes, other: Sizes) -> Floats:
-    """Return the covariance (…, Q, P) between the misfits at two sets of sizes, `one` (…, Q) and `other` (…, P)."""
+    """Return the covariance of the misfits at two sets of sizes, with shape (…, sizes of `one`, sizes of `other`)."""
     distance = (
         np.abs(np.log(one.gpus)[..., :, None] - np.log(other.gpus)[..., None, :]) / ALIKE_GPUS
         + np.abs(one.local[..., :, None] - other.local[..., None, :]) / ALIKE_LOCAL
@@ -358,7 +356,7 @@ def correlated(one: Sizes, other: Sizes) -> Floats:
 
 
 def fit_all(jobs: Sequence[tuple[Points, float, Prior]]) -> list[Fit]:
-    """Return the fit of each job. A job is given as (points, reference local batch, prior)."""
+    """Return the fit of each job, given as (points, reference local batch, prior)."""
     if not jobs:
         return []
     every = [points for points, _, _ in jobs]
@@ -391,7 +389,7 @@ def fit_all(jobs: Sequence[tuple[Points, float, Prior]]) -> list[Fit]:
 
 
 def _search(mean: Floats, precision: Floats, at: Sizes, reference: Floats, measured: Floats, weights: Floats) -> Floats:
-    """Return the most likely parameters (J, 7), found by Gauss-Newton with separate damping for each job."""
+    """Return the most likely parameters (jobs, parameters), by Gauss-Newton with separate damping for each job."""
 
     def cost(parameters: Floats) -> Floats:
         off = measured - log_step(parameters, at, reference)

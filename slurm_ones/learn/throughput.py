@@ -50,12 +50,11 @@ from slurm_ones.learn.step_time import (
 from slurm_ones.policy.contract import Floats, Ints
 
 LAST = 5
-"""Number of measurements kept at each pair of shape and batch, the newest (as in ONES)."""
+"""Number of newest measurements kept at each pair of shape and batch (as in ONES)."""
 MOST_POINTS = 16
-"""Largest number of pairs of shape and batch to which a model is fitted, the latest."""
+"""Largest number of pairs of shape and batch to which a model is fitted; the latest are used."""
 ODD = math.log(2.0)
-"""Largest log ratio between a measurement and the median at its size; one further away is dropped (a stall, or a clock
-jump)."""
+"""Largest log ratio of a measurement to the median at its size. A larger one (a stall, a clock jump) is dropped."""
 ABSURD = 1e12
 """Largest value of samples/s, batch and counts in an accepted measurement."""
 LONGEST = 27.0
@@ -64,7 +63,7 @@ MOST_DOUBT = 2.0
 """Largest standard deviation of log throughput that is returned."""
 UNPROVEN, PROVEN_S = 0.25, 300.0
 LINEAR = 0.2
-"""Log of the factor by which noise may make scaling seem better than linear."""
+"""Log of the factor by which noise may make scaling look better than linear."""
 PEERS_BEYOND = 2.0
 
 
@@ -79,8 +78,8 @@ def believable(point: ThroughputPoint) -> bool:
 
 
 def reference_of(measured: Iterable[ThroughputPoint], base_batch: int | None, max_local: float) -> float:
-    """Return a job's reference local batch: the smaller of its base batch and its largest local batch. Without a base
-    batch, it is the mean measured local batch."""
+    """Return a job's reference local batch: its base batch or its largest local batch, whichever is smaller. Without a
+    base batch it is the mean measured local batch."""
     if base_batch is not None and base_batch >= 1:
         return max(min(float(base_batch), max_local), 1.0)
     locals_ = [point.batch / point.shape.gpus for point in measured if believable(point)]
@@ -93,7 +92,7 @@ def points_of(
     layout: StepLayout = PLAIN,
     ran: Mapping[tuple[int, int], float] | None = None,
 ) -> Points:
-    """Return a job's measurements, combined for each pair of size and batch, without implausible ones.
+    """Return a job's plausible measurements, combined for each pair of size and batch.
 
     `ran` holds the seconds that the job has run on each (nodes, GPUs). Without it, measurements count fully.
     """
@@ -124,7 +123,7 @@ def _typical(logs: list[float]) -> tuple[float, int]:
 
 
 def moved(fit: Fit, by: Floats) -> Fit:
-    """Return the fit with `by` (7,) added to its parameters, and its measurements scaled accordingly."""
+    """Return the fit with `by` (parameters,) added to its parameters, and its measurements scaled accordingly."""
     parameters, points, reference = fit.parameters + by, fit.points, np.float64(fit.reference)
     longer = log_step(parameters, points.at, reference) - log_step(fit.parameters, points.at, reference)
     return replace(fit, parameters=parameters, points=replace(points, log_step=points.log_step + longer))
@@ -139,17 +138,17 @@ class MeasuredThroughput:
         self.fit = fit
         self.layout = layout
         self.widths = widths
-        """Calibration factors on the predicted standard deviation: inside a node, and across nodes."""
+        """Factors on the predicted standard deviation, inside a node and across nodes (`hierarchy.found_widths`)."""
         self.peers: MeasuredThroughput | None = None
         """Model from other users' jobs of the same spec, which bounds the job's speed; None if there are too few."""
         if peers is not None:
             expected = fit_all([(points_of((), fit.reference), fit.reference, peers)])[0]
             self.peers = MeasuredThroughput(expected, layout)
         self.believed = self._believed()
-        """Factor on the job's reported speed at all sizes, at most 1: the plausible speed at its smallest measured size
-        divided by the reported one."""
+        """Factor on the job's speeds at all sizes: the plausible speed at its smallest measured size over the reported
+        one, at most 1."""
         self.apart: Floats = np.zeros(PARAMETERS)
-        """(7,) additional uncertainty of the parameters, as a direction; its length is one standard deviation."""
+        """Direction of additional uncertainty of the parameters (parameters,); its length is one standard deviation."""
 
     def _believed(self) -> float:
         if self.peers is None or not len(self.fit.misfit):
@@ -162,8 +161,8 @@ class MeasuredThroughput:
         return min(most * math.exp(log_step) / batch, 1.0)
 
     def moved(self, by: Floats, doubt: Floats) -> MeasuredThroughput:
-        """Return the model on another kind of GPU: `by` (7,) is added to the parameters, and `doubt` (7,) to their
-        uncertainty."""
+        """Return the model on another kind of GPU, with `by` added to the parameters and `doubt` to their uncertainty
+        (both: parameters,)."""
         found = copy(self)
         found.__dict__.pop("_alone", None)
         found.fit, found.apart = moved(self.fit, by), doubt
@@ -172,14 +171,14 @@ class MeasuredThroughput:
 
     @classmethod
     def of(cls, measured: Iterable[ThroughputPoint] = (), prior: Prior = CAUTIOUS) -> MeasuredThroughput:
-        """Return a job's model from these measurements and this prior, without a spec."""
+        """Return a model from these measurements and this prior, for a job without a spec."""
         measured = list(measured)
         reference = reference_of(measured, None, ANY_LOCAL)
         return cls(fit_all([(points_of(measured, reference), reference, prior)])[0])
 
     @classmethod
     def together(cls, models: Sequence[MeasuredThroughput]) -> MeasuredThroughputs:
-        """Combine models of several jobs into one; its arrays have a row for each model."""
+        """Combine models of several jobs into one, with a row for each job in its arrays."""
         return MeasuredThroughputs(models)
 
     def throughput(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
@@ -187,12 +186,11 @@ class MeasuredThroughput:
         return self._alone.throughput(*_as_row(nodes, gpus, batches)).reshape(np.shape(gpus))
 
     def uncertainty(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
-        """Return the relative standard deviation of `throughput` that comes from parameters and misfit."""
+        """Return the relative standard deviation of `throughput` due to parameters and misfit."""
         return self._alone.uncertainty(*_as_row(nodes, gpus, batches)).reshape(np.shape(gpus))
 
     def plausible(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
-        """Return the highest plausible samples/s: `throughput` plus `PEERS_BEYOND` standard deviations of its
-        logarithm."""
+        """Return the highest plausible samples/s: `throughput` plus `PEERS_BEYOND` standard deviations of its log."""
         return self._alone.plausible(*_as_row(nodes, gpus, batches)).reshape(np.shape(gpus))
 
     @cached_property
@@ -205,7 +203,7 @@ def _as_row(*arrays: Ints) -> Iterator[Ints]:
 
 
 class MeasuredThroughputs:
-    """Models of J jobs that predict in one call, in arrays (J, Q)."""
+    """Models of several jobs that predict in one call, in arrays (jobs, sizes)."""
 
     def __init__(self, models: Sequence[MeasuredThroughput]) -> None:
         fits = [model.fit for model in models]
@@ -246,8 +244,8 @@ class MeasuredThroughputs:
         return self.throughput(nodes, gpus, batches) * np.exp(PEERS_BEYOND * deviation)
 
     def _linear(self, at: Sizes) -> Floats:
-        """Return a lower bound of log step time at each size, by linear scaling from the job's smallest measured size;
-        -inf up to that size. Only jobs with measurements have a row."""
+        """Return a lower bound of log step time, by linear scaling from the job's smallest measured size; -inf up to
+        that size. The shape is (jobs with measurements, sizes)."""
         rows = [j for j, _ in self._first]
         anchor = self._points.each(lambda values: np.array([[values[j, p]] for j, p in self._first]))
         here, parameters = at.each(lambda values: values[rows]), self._parameters[rows]
@@ -258,7 +256,7 @@ class MeasuredThroughputs:
         return np.sqrt(np.expm1(self.variance(self._at(nodes, gpus, batches))))
 
     def log_step(self, at: Sizes) -> Floats:
-        """Return the log of a step's seconds at each size (J, Q)."""
+        """Return the log of a step's seconds (jobs, sizes)."""
         step = log_step(self._parameters, at, self._reference)
         if self._first:
             step = step + np.einsum("jqp,jp->jq", correlated(at, self._points), self._misfit)
@@ -267,7 +265,7 @@ class MeasuredThroughputs:
         return np.minimum(np.maximum(step, -LONGEST), LONGEST)
 
     def variance(self, at: Sizes) -> Floats:
-        """Return the variance of `log_step` (J, Q)."""
+        """Return the variance of `log_step` (jobs, sizes)."""
         slopes = log_step_and_slopes(self._parameters, at, self._reference)[1]
         apart = np.einsum("jqa,ja->jq", slopes, self._apart) ** 2
         variance = np.full(np.shape(at.gpus), MISFIT**2)
@@ -296,5 +294,5 @@ class MeasuredThroughputs:
 
 
 def _first(known: Points) -> int:
-    """Return the index of the point at the smallest measured size, and of its batches, the one measured most often."""
+    """Return the index of the smallest measured size's point; of several batches, the one measured most often."""
     return int(np.lexsort((-known.count, known.at.gpus))[0])

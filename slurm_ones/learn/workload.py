@@ -1,5 +1,4 @@
-"""Past use of a cluster: its workload (arrival rates, run times, sizes), and how long guests run until Slurm preempts
-them."""
+"""Past use of a cluster: its workload (arrival rates, run times, sizes), and how long guests run until preempted."""
 
 from __future__ import annotations
 
@@ -19,14 +18,14 @@ HOUR_S = 3600.0
 
 @dataclass(frozen=True)
 class Spread:
-    """Median and 90th percentile of a quantity over jobs."""
+    """Median and 90th percentile (`most`) of a quantity over jobs."""
 
     median: float
     most: float
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread | None:
-        """Return the spread of these values; None for no values."""
+        """Return the spread of these values; None without values."""
         if not values:
             return None
         median, most = np.percentile(np.array(values, dtype=np.float64), [50.0, 90.0])
@@ -50,11 +49,11 @@ class PastWorkload:
 
     jobs: int
     gpu_jobs: int
-    """Number of jobs that got GPUs. All further fields except `states` cover only these, or all jobs if none
-    got GPUs."""
+    """Number of jobs with GPUs. All further fields except `states` cover only these jobs; if there are none, all
+    jobs."""
     first: float
     last: float
-    """Unix time of the last submission; `first` is that of the first."""
+    """Unix time of the last submission; `first` is that of the first submission."""
     per_hour: float
     """Mean number of jobs submitted per hour."""
     busiest_hour: int
@@ -71,17 +70,16 @@ class PastWorkload:
     """Number of jobs with more than one run."""
     states: dict[str, int]
     namesakes: tuple[Namesakes, ...]
-    """Groups of namesakes that used the most GPU time (without GPUs: run time), the largest first."""
+    """Namesakes with the most GPU time (without GPUs: run time), the most first."""
 
 
 def script(user: str, name: str) -> tuple[str, str]:
-    """Return the user, and the job's name without a number at its end. Jobs with equal results mostly run one
-    script."""
+    """Return the user, and the job's name without a number at its end. Equal results mostly mean one script."""
     return user, re.sub(r"[-_.]?\d+$", "", name) or name
 
 
 def workload(past: Sequence[PastJob], names: int = 5) -> PastWorkload | None:
-    """Return the summary of these jobs, given in order of submission; None for no jobs."""
+    """Return the summary of these jobs, in order of submission, with at most `names` namesakes; None without jobs."""
     if not past:
         return None
     with_gpus = [job for job in past if job.gpus]
@@ -127,9 +125,9 @@ LIFE_S = 4 * 3600.0
 PRIOR_EVENTS = 0.25
 """Weight of the prior `LIFE_S`, as a number of preemptions."""
 HOUR_EVENTS = 2.0
-"""Weight of a partition's overall rate in the rate of each hour of the day, as a number of preemptions."""
+"""Weight of a partition's overall rate in its rate at each hour of the day, as a number of preemptions."""
 KNOWN_S = 14 * 86400.0
-"""Age, in seconds, up to which a guest's past run counts."""
+"""Age, in seconds, up to which a guest's run counts."""
 HOURS = 24
 
 
