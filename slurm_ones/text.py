@@ -123,6 +123,14 @@ def progress(job: JobSummary) -> str:
     return f"{job.epoch}{part}/{job.epochs}" if within else f"{job.epoch}{part}"
 
 
+def throughput(job: JobSummary) -> str:
+    """Format the throughput: `184.8`; `measuring` if a running job has reported none at its size yet; empty if the job
+    waits."""
+    if job.samples_per_s is None:
+        return "measuring" if job.running and job.batch else ""
+    return f"{job.samples_per_s:.1f}" if job.running or job.end_time is not None else ""
+
+
 def left_s(job: JobSummary) -> float | None:
     """Return the remaining seconds of a running job, from its present throughput and declared epochs; None if
     unknown."""

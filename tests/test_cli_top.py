@@ -35,12 +35,14 @@ from slurm_ones.cli.jobs import reader
 from slurm_ones.config import ConfigError, Settings
 from slurm_ones.jobs.elastic import WholeJob
 from slurm_ones.show import logs, window
+from slurm_ones.show.columns import TOP
 from slurm_ones.show.live import Live, NotSeenYet, node_rows, read_live
 from slurm_ones.show.table import JobOrder, columns_within, header, lines
 from slurm_ones.show.window import TopApp
 from slurm_ones.slurm.client import Unreachable
 from slurm_ones.slurm.model import JobState
 from slurm_ones.text import hours, left_s, progress, seconds
+from slurm_ones.text import throughput as throughput_of
 from tests.commands import printed
 from tests.db.make import SPEC, decision, hello, job, report, resized_job, run, said, throughput
 from tests.marks import nightly
@@ -122,6 +124,29 @@ def test_slurm_is_asked_seldom(filled: str, monkeypatch: pytest.MonkeyPatch) -> 
         run, wait = (1, 2) if live.asked else (2, 2)
         assert re.search(rf" {run} run on .*, {wait} wait, ", header(live, tick, [])[1])  # a cancelled job does neither
     assert asked == [4]
+
+
+@pytest.mark.parametrize(
+    ("shape", "state", "shown"),
+    [
+        (Shape(1, 2), JobState.RUNNING, "128.0"),
+        (Shape(1, 4), JobState.RUNNING, "measuring"),
+        (Shape(1, 4), JobState.PENDING, "–"),
+    ],
+)
+def test_a_throughput_is_of_the_size_that_is_shown(
+    filled: str, monkeypatch: pytest.MonkeyPatch, shape: Shape, state: JobState, shown: str
+) -> None:
+    """Protects users from a time left by another size's throughput, and from a sign that says nothing."""
+    slurm = {10: WholeJob.of(replace(job_of(shape), job_id=10, state=state))}
+    monkeypatch.setattr("slurm_ones.cli.jobs.slurm_now", lambda settings, jobs: slurm)
+    (one,) = [
+        one for one in reader(Settings(database=filled, cluster="gres"), named=True)().jobs if one.job.job_id == 10
+    ]
+    cells = {column.name: column.text(one) for column in TOP}
+    assert (cells["samples_per_s"], cells["left_s"] == "–") == (shown, shown != "128.0")
+    silent = replace(one.job, samples_per_s=None, batch=None)  # it may never report any
+    assert throughput_of(silent) == ""
 
 
 def test_who_is_on_which_node(filled: str) -> None:

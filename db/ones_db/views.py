@@ -276,7 +276,7 @@ _BY_BLOCKS = "COALESCE(m.number, 0) > COALESCE(b.number, 0)"
 _BATCH = f"COALESCE(CASE WHEN {_BY_BLOCKS} THEN m.batch ELSE b.batch END, n.batch, p.batch)"
 _PASSES = f"CASE WHEN {_BY_BLOCKS} THEN NULL ELSE b.passes END"
 _STARTED = "(SELECT MIN(r.start_time) FROM runs r WHERE r.job_id = j.id)"
-_SPEED = _newest("throughput", "1.0 * t.samples / t.seconds", "p", f" AND t.seconds > {LEAST_S}")
+_SPEED = _newest("throughput", "1.0 * t.samples / t.seconds", "n", f" AND t.seconds > {LEAST_S}")
 _RESIZING = """(SELECT z.state || CASE WHEN z.back THEN '_back' ELSE '' END FROM resizes z
             WHERE z.job_id = j.id AND z.ended IS NULL LIMIT 1)"""
 _NONFINITE_STEP = """(SELECT r.nonfinite_step FROM runs r WHERE r.job_id = j.id AND r.nonfinite_step IS NOT NULL
@@ -311,7 +311,7 @@ class JobSummary:
     ]
     batch: Annotated[int | None, Of(_BATCH, "global batch last in force, samples")]
     passes: Annotated[int | None, Of(_PASSES, "forward passes per optimizer step; null if they are not reported")]
-    samples_per_s: Annotated[float | None, Of(_SPEED, "newest throughput that the job reported, samples/s")]
+    samples_per_s: Annotated[float | None, Of(_SPEED, "newest throughput that its newest run reported, samples/s")]
     epoch: Annotated[int | None, Of("p.epoch", "epochs done")]
     epochs: Annotated[int | None, Of("j.epochs", "epochs that the job will train; 0 if unknown")]
     cursor: Annotated[int | None, Of("p.cursor", "samples of the current epoch already used")]

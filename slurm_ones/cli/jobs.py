@@ -151,7 +151,8 @@ def _as_in(slurm: Mapping[int, WholeJob], job: JobSummary) -> JobSummary:
     each, whole_nodes = job.shape.gpus_per_node if job.shape else 0, not now.first.gpus_per_node
     shape = Elastic(now, None, each, whole_nodes).shape
     known = shape if now.running and shape.gpus else job.shape
-    return replace(job, state=now.first.state.value, running=now.running, shape=known)
+    speed = job.samples_per_s if job.shape == known else None  # it was measured at that shape
+    return replace(job, state=now.first.state.value, running=now.running, shape=known, samples_per_s=speed)
 
 
 def _show(found: list[ShownJob]) -> None:

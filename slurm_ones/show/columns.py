@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 
 from ones_db import DecisionJobRecord, DecisionRecord, JobSummary, PromiseRecord, ResizeRecord, ResizeStepRecord
 from ones_db.shape import Shape
-from slurm_ones.text import changed, clock, left_s, per_gpu, plain, planned, progress, seconds, shape
+from slurm_ones.text import changed, clock, left_s, per_gpu, plain, planned, progress, seconds, shape, throughput
 
 T = TypeVar("T")
 
@@ -196,8 +196,9 @@ JOB: tuple[ShownColumn[ShownJob], ...] = (
     ),
     ShownColumn("passes", _job("passes"), "forward passes per optimizer step"),
     ShownColumn(
-        "samples_per_s", _job("samples_per_s"), "throughput", "samples/s", form="{:.1f}".format, unit="samples/s",
-        width=9, key=lambda one: (one.job.running and one.job.samples_per_s) or 0.0,
+        "samples_per_s", _job("samples_per_s"), "throughput", "samples/s", unit="samples/s",
+        own=lambda one: throughput(one.job), width=9,
+        key=lambda one: (one.job.running and one.job.samples_per_s) or 0.0,
     ),
     ShownColumn("strategy", _job("strategy"), "training strategy", "strategy", left=True, most=16),
     ShownColumn("limits", _job("limits"), "limits of the strategy"),

@@ -185,7 +185,11 @@ def test_summary_of_a_resized_job(store: Store) -> None:
     assert (line.samples_per_s, line.epoch, line.epochs, line.cursor, line.dataset) == (512.0, 3, 10, 0, 1000)
     assert (line.resizes, line.resizing, line.pause_s) == (1, "ordered", 410.0)
     assert (line.loss, line.accuracy, line.start_time) == (0.7, 0.6, 2000.0)
-    store.record_jobs([job(7, restart=1, state="COMPLETED", end_time=5007.0)])
+    store.record_jobs([job(7, restart=2)])
+    store.record_runs([run(7, 2, gpus=2, start_time=4000.0)])
+    (line,) = store.job_summaries()
+    assert (line.shape, line.samples_per_s, line.batch, line.epoch) == (Shape(1, 2), None, 256, 3)
+    store.record_jobs([job(7, restart=2, state="COMPLETED", end_time=5007.0)])
     (line,) = store.job_summaries([7])
     assert (line.jct_s, line.running) == (4000.0, False)
     assert store.job_summaries([8]) == []
