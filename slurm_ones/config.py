@@ -94,7 +94,7 @@ class ResizeSettings(_Section):
     start_timeout_s: Seconds = Field(300, gt=0)
     """longest time from a run's start to its first report"""
     max_open: int = Field(16, ge=1)
-    """largest number of open resizes, without changes of blocks in running jobs"""
+    """largest number of open resizes, not counting changes of blocks in running jobs"""
     max_open_blocks: int = Field(32, ge=1)
     """largest number of open changes of blocks in running jobs"""
     start_now: bool = True
@@ -148,8 +148,8 @@ class LimitSettings(_Section):
     near_limit_s: Seconds = Field(300, ge=0)
     """a job is not resized if its time limit ends it within this time, or within half of the limit if that is less"""
     idle_use: float = Field(0, ge=0, le=1)
-    """fraction of time in use below which a job's GPUs are idle: the job then does not grow, and gives its growth back;
-    0: no job is idle"""
+    """fraction of the time: GPUs that are in use for less of it are idle. A job with idle GPUs does not grow, and gives
+    its growth back; 0: none are idle"""
     idle_s: Seconds = Field(1800, gt=0)
     """time over which the use of a job's GPUs is measured for idle_use"""
 

@@ -269,5 +269,4 @@ def _line(job: SlurmJob) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
 
 
 def _option(word: str) -> str:
-    """Return the option's name, up to "="; "" for a value, such as -0.5."""
     return word.partition("=")[0] if word.startswith("-") and not word[1:2].isdigit() and word[1:2] != "." else ""

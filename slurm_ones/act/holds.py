@@ -46,7 +46,7 @@ class HeldTasks:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._held: dict[int, tuple[ResizeRecord, frozenset[int]]] = {}
-        """Cache by job id: the newest resize, and the tasks held by all resizes."""
+        """Newest resize and held tasks, as of the last call of `of`, by job id."""
 
     def of(self, job_id: int) -> frozenset[int]:
         """Return the job's tasks that the companion holds; some of them may run or have ended."""
@@ -216,8 +216,7 @@ class StaleHolds:
         return bool(lost) and not self._considered(job, max(lost))
 
     def _considered(self, job: SlurmJob, since: float) -> bool:
-        """Tell whether Slurm has considered starting the job after `since`, so that the job was not held then. True if
-        unknown."""
+        """Tell whether Slurm has considered starting the job since then, so that it was not held; True if unknown."""
         try:
             seen = self._client.details([job.job_id]).get(job.job_id)
         except Refused:

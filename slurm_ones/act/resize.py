@@ -90,7 +90,6 @@ def _forgot_requeue(machine: Machine, resize: ResizeRecord, job: WholeJob) -> bo
 
 
 def _is_held_again(machine: Machine, resize: ResizeRecord, job: WholeJob) -> bool:
-    """Tell whether the released job is held again, because Slurm forgot its release."""
     if not may_be_ours(job.first):
         return False
     steps = machine.store.resize_steps(resize.id)
@@ -155,7 +154,6 @@ def _requeuing(machine: Machine, resize: ResizeRecord, job: WholeJob) -> ResizeR
 
 
 def _cancel_drain(machine: Machine, resize: ResizeRecord, job: WholeJob, why: Reason) -> ResizeRecord:
-    """Cancel the drain, so that the job trains on at once."""
     if machine.other_order(job) > (resize.order_number or 0):
         return machine.move(resize, State.ABANDONED, reason("other_companion"))  # the job follows that order
     _order_batch(machine, job, resize.restart, resize.old_batch)

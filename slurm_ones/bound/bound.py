@@ -152,8 +152,8 @@ class _Way:
 
 
 def _mixes(speed: Floats, sizes: Ints, worth: Floats, gpus: int) -> Floats:
-    """Return the share of time that each job spends at each size (jobs, sizes). The growth steps with most worth per
-    added GPU come first."""
+    """Return the share of time that each job spends at each size (jobs, sizes). GPUs go first to the jobs that gain the
+    most worth per GPU."""
     steps: list[tuple[float, int, int, int]] = []
     for j, row in enumerate(speed):
         for before, after in pairwise([0, *hull(sizes, row)]):

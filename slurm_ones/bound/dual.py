@@ -138,8 +138,7 @@ class Dual:
     """Dual function of a workload. Prices are constant between two of the ascending `edges`, in seconds."""
 
     def __init__(self, work: Work, edges: Floats, moments: int) -> None:
-        """Compute costs at `moments` moments in each interval. The edges must include the first to the last
-        submission."""
+        """Compute costs at `moments` moments in each interval. The edges must span all submissions."""
         self.work, self.edges = work, edges
         self.lengths: Floats = np.diff(edges)
         every = np.arange(len(self.lengths) * moments + 1) / moments

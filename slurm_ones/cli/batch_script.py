@@ -132,7 +132,6 @@ def _refused(text: str) -> Iterator[ScriptFinding]:
 
 
 def _document(line: str) -> str:
-    """Return the word that ends the here-document that begins in this line; empty if none begins."""
     begun = re.search(r"<<-?\s*([\"']?)(\w+)\1", line)
     return begun[2] if begun and "<<<" not in line else ""
 

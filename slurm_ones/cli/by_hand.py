@@ -90,7 +90,6 @@ def look(client: CommandClient, job_id: int) -> WholeJob:
 
 
 def _whole_node(job: WholeJob) -> int:
-    """Return the GPUs per node that the settings give for the job's partition; 0 if they give none."""
     with suppress(ConfigError):
         return settings_of(None).whole_node_gpus.get(job.home.partition, 0)
     return 0

@@ -231,7 +231,6 @@ def _database(client: SlurmClient, settings: Settings) -> Iterator[SiteFinding]:
 
 
 def _comments(client: SlurmClient, settings: Settings) -> Iterator[SiteFinding]:
-    """List jobs whose comments almost opt in; with `scope = "own"` only this user's."""
     jobs = client.snapshot().jobs.values()
     mine = [job for job in jobs if not job.ended and (settings.scope != "own" or job.uid == os.geteuid())]
     for job, right in [(job, right) for job in mine if (right := near_miss(job.comment))][:MOST_NEAR]:

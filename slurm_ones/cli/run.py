@@ -100,7 +100,6 @@ def jitter() -> float:
 
 
 def _metrics(settings: Settings) -> Metrics | None:
-    """Start the server of Prometheus metrics, if the settings ask for it. Raises `ConfigError`."""
     if settings.metrics_port is None:
         return None
     try:
@@ -173,7 +172,6 @@ class _Service:
                     raise typer.Exit from None
 
     def _wait(self, seconds: float) -> None:
-        """Wait for this many seconds, or until the stop. Ping the watchdog meanwhile."""
         while seconds > 0 and not self.stop.is_set():
             self.notifier.alive()
             self.stop.wait(min(seconds, 10.0))

@@ -164,7 +164,6 @@ def _job(job_id: int, first: AccountingRow, last: AccountingRow, restart: int, s
 
 
 def _shape(nodes: int, gpus: int) -> Shape:
-    """Return the shape; 1 × all GPUs if the GPUs cannot be equal on all nodes."""
     each, rest = divmod(gpus, max(nodes, 1))
     return Shape(1, gpus) if rest else Shape(nodes, each)
 

@@ -175,7 +175,7 @@ class Terms:
 
 
 def _same(record: JobRecord, records: Sequence[SlurmJob]) -> bool:
-    """Tell by submission times whether the record is of this array, and not of an earlier array with the same id."""
+    """Tell by submission times whether the record is of this array, not of an earlier one with the same id."""
     submitted = min(job.submit_time for job in records)
     return submitted <= record.submit_time or any(job.restart for job in records)
 

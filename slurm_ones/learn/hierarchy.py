@@ -89,7 +89,7 @@ SPREADS: Floats = np.array(
 CERTAIN = 4.0
 """Weight of `SPREADS` in the estimate of a level's deviations, counted in children."""
 WIDEST = 2.0
-"""Largest deviation, as a multiple of the one in `SPREADS`. False reports cannot widen it beyond."""
+"""Largest deviation, as a multiple of that in `SPREADS`; false reports could otherwise widen it without bound."""
 ROUNDS = 5
 """Number of rounds of expectation-maximisation."""
 
@@ -490,7 +490,7 @@ def middle(found: Sequence[tuple[float, float]]) -> tuple[float, float]:
 
 
 def prior_on(prior: Prior, factor: Factor, layout: StepLayout) -> Prior:
-    """Return the prior on another kind of GPU, from the prior on one kind and the speed factor from it to the other."""
+    """Return the prior on another kind of GPU. `factor` is the speed factor to it from the kind of `prior`."""
     if factor == SAME:
         return prior
     along = faster(layout)

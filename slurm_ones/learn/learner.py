@@ -63,7 +63,7 @@ PEERS = 3
 RESIZE_S = 30.0
 """Expected pause of training at a resize, in seconds, before any resize was measured."""
 RESHARD = 2.0
-"""Factor on the expected pause if the checkpoint must be resharded, before such a resize was measured."""
+"""Factor on the expected pause if the checkpoint must be resharded, until such a resize is measured."""
 JOIN_S, LEAVE_S, READY_S = 0.5, 0.05, 8.0
 """Seconds before any are measured: pause when blocks join, pause when blocks leave, time until a started block can
 join. They are from small models (docs/benchmarks/resizes.md)."""
@@ -346,7 +346,6 @@ class Learner:
         return _first(join_of(history), _first(of_spec, typical))
 
     def _with_spec(self, history: JobHistory) -> JobHistory:
-        """Return the history with the spec that the job reported, or else the newest spec of its script."""
         expected = self._scripts.get(script(history.job.user, history.job.name)) if history.spec is None else None
         return history if expected is None else replace(history, spec=expected)
 

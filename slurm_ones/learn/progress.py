@@ -100,7 +100,6 @@ class BetaNetwork:
 
 
 def _transform(features: Floats, mean: Floats, deviation: Floats) -> Floats:
-    """Return the standardised features; unknown ones become 0, and large ones are clipped."""
     scaled = (features - mean) / deviation
     return np.where(np.isfinite(scaled), np.clip(scaled, -4.0, 4.0), 0.0)
 

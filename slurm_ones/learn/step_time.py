@@ -183,8 +183,7 @@ def padded(rows: Sequence[Floats], fill: float = 1.0) -> Floats:
 def sizes(nodes: Floats, gpus: Floats, batches: Floats, reference: float | Floats, layout: StepLayout = PLAIN) -> Sizes:
     """Return the `Sizes` of `gpus` GPUs in total on `nodes` nodes, at each global batch.
 
-    `reference` is the job's reference local batch. For several jobs, arrays have a row for each; `reference` is (jobs,
-    1).
+    `reference` is the job's reference local batch. For several jobs each array has a row for each job.
     """
     gpus, batches = np.maximum(gpus, 1.0), np.maximum(batches, 1.0)
     local = batches / gpus
