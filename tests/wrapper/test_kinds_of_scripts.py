@@ -14,7 +14,7 @@ from torch import nn
 from ones_wrapper import testing
 from ones_wrapper.process.hooks import FLAGS
 from ones_wrapper.script.line import is_script_file
-from ones_wrapper.script.source import counter, cut, divided, files, names_rank, ranges
+from ones_wrapper.script.source import counter, cut, divided, files, kept, names_rank, ranges
 from tests.marks import nightly
 from tests.wrapper.test_more_scripts import START
 from tests.wrapper.test_scripts import Loop, Numbers, logged
@@ -313,6 +313,19 @@ def test_sums_that_are_divided_by_a_length(adds: str, after: str, found: bool, t
     path.write_text(f"start = time.time()\nfor i, x in enumerate(loader):\n    {adds}\n{after}\n")
     line = (divided(str(path), 2, ["kept"]) or ("", 0))[1]
     assert line == (4 if found else 0)
+
+
+@pytest.mark.parametrize("terms", [400, 1100])
+def test_a_deep_expression_hides_nothing_else(terms: int, tmp_path: Path) -> None:
+    """Protects from a silence about a whole script, and from errors in its calls, because of one long sum in it."""
+    path, deep = tmp_path / "a.py", " + ".join(["best"] * terms)
+    text = f"for i, x in enumerate(data):\n    steps += 1; total += x; best = {deep}\n    if i % 9:\n        test(x)\n"
+    path.write_text(f"{text}print(total / len(loader), {deep})\nif {deep} == 0 or rank == 0:\n    x = 1\n")
+    assert divided(str(path), 2) == ("total / len(loader)", 5) and counter(str(path), 2) == ("i % 9", 3)
+    assert kept(compile(path.read_text(), path, "exec")) == {"steps": 2, "best": 2}
+    assert ranges(str(path)) == [range(7, 8)]
+    (test := tmp_path / "b.py").write_text(f"for i, x in enumerate(loader):\n    if i == {deep}:\n        break\n")
+    assert counter(str(test), 1) == ("…", 2)
 
 
 # -- what remains after a signal, and after layers froze ---------------------------------------------------------------

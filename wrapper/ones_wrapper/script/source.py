@@ -84,10 +84,18 @@ def _asks(node: ast.AST) -> bool:
     """Return True for a test of the rank: `rank == 0`, `rank != 0`, `not rank`, or a name such as `is_main_process`."""
     if isinstance(node, ast.Compare) and isinstance(node.comparators[0], ast.Constant):
         zero = node.comparators[0].value == 0 and isinstance(node.ops[0], (ast.Eq, ast.NotEq))
-        return zero and bool(_RANK.search(ast.unparse(node.left).lower()))
+        return zero and bool(_RANK.search(_text(node.left).lower()))
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-        return bool(_RANK.search(ast.unparse(node.operand).lower()))
+        return bool(_RANK.search(_text(node.operand).lower()))
     return bool(_MAIN.search(_name(node)))
+
+
+def _text(node: ast.AST) -> str:
+    """Return the text of a syntax tree; `…`, which equals no variable, if it is too deep, as a sum of 400 terms."""
+    try:
+        return ast.unparse(node)
+    except RecursionError:
+        return "…"
 
 
 def _name(node: ast.AST) -> str:
@@ -212,7 +220,7 @@ def counter(path: str, line: int) -> tuple[str, int] | None:
             continue
         iterated, names = _words(loop.iter), _words(getattr(loop.target, "elts", [loop.target])[0])
         if "islice" in iterated:
-            return ast.unparse(loop.iter), loop.lineno
+            return _text(loop.iter), loop.lineno
         if not {"enumerate", "range", "count"} & iterated or {"progress", "base_steps"} & iterated:
             continue
         for one in (one for one in ast.walk(loop) if isinstance(one, ast.If) and names & _words(one.test)):
@@ -220,7 +228,7 @@ def counter(path: str, line: int) -> tuple[str, int] | None:
             at_times = any(isinstance(part.op, ast.Mod) and names & _words(part.left) for part in parts)
             ends = any(isinstance(part, ast.Break) for part in one.body)
             if ends or (at_times and any(map(_acts, ast.walk(one)))):
-                return ast.unparse(one.test), one.lineno
+                return _text(one.test), one.lineno
     return None
 
 
@@ -245,7 +253,7 @@ def divided(path: str, line: int, carried: Collection[str] = ()) -> tuple[str, i
         for total, count in _division(node):
             by_length = any(_LENGTH.search(word) or word in lengths for word in _words(count))
             if by_length and sums & _texts(total) and not changed & _texts(count):
-                return ast.unparse(node), getattr(node, "lineno", 0)
+                return _text(node), getattr(node, "lineno", 0)
     return None
 
 
@@ -258,26 +266,27 @@ def _sums(loop: ast.stmt) -> tuple[set[str], set[str]]:
     """Return the variables that a loop only adds to, and all variables that it changes."""
     inside = [*ast.walk(loop)]
     statements = [one for one in inside if isinstance(one, (ast.Assign, ast.AugAssign, ast.Expr))]
-    added = {one: match[1] for one in statements if (match := _ADDED.fullmatch(ast.unparse(one)))}
+    added = {one: match[1] for one in statements if (match := _ADDED.fullmatch(_text(one)))}
     begun = _stored(one for one in statements if isinstance(one, ast.Assign) and one not in added)
     return {*added.values()} - begun, {*added.values()} | _stored([loop])
 
 
 def _in_order(node: ast.AST) -> Iterator[ast.AST]:
     """Yield the nodes of a function or file in the order of its text, without functions and classes in it."""
-    for one in ast.iter_child_nodes(node):
-        if not isinstance(one, (*_FUNCTIONS, ast.ClassDef)):
-            yield one
-            yield from _in_order(one)
+    left = [node]
+    while left:
+        yield (one := left.pop())
+        inner = (each for each in ast.iter_child_nodes(one) if not isinstance(each, (*_FUNCTIONS, ast.ClassDef)))
+        left += reversed([*inner])
 
 
 def _texts(node: ast.AST) -> set[str]:
-    return {ast.unparse(one) for one in ast.walk(node) if isinstance(one, (ast.Name, ast.Attribute, ast.Subscript))}
+    return {_text(one) for one in ast.walk(node) if isinstance(one, (ast.Name, ast.Attribute, ast.Subscript))}
 
 
 def _stored(nodes: Iterable[ast.AST]) -> set[str]:
     every = (one for node in nodes for one in ast.walk(node))
-    return {ast.unparse(one) for one in every if isinstance(getattr(one, "ctx", None), ast.Store)}
+    return {_text(one) for one in every if isinstance(getattr(one, "ctx", None), ast.Store)}
 
 
 def _division(node: ast.AST) -> list[tuple[ast.expr, ast.expr]]:
@@ -295,7 +304,7 @@ def _division(node: ast.AST) -> list[tuple[ast.expr, ast.expr]]:
 def rate(path: str) -> int:
     """Return the last line of a file that sets a learning rate, `group["lr"] = …`; 0 if there is none."""
     items = (one for one in _nodes(path) if isinstance(one, ast.Subscript) and isinstance(one.ctx, ast.Store))
-    return max((one.lineno for one in items if ast.unparse(one.slice) == "'lr'"), default=0)
+    return max((one.lineno for one in items if _text(one.slice) == "'lr'"), default=0)
 
 
 def _acts(node: ast.AST) -> bool:
@@ -325,7 +334,7 @@ def _kept_lines(path: str) -> list[tuple[int, str]]:
     """Return (line, name) of each count and best value in a file. Leaves out counts that each turn of a loop begins
     again. Names of attributes begin with a dot."""
     nodes = _nodes(path)
-    given = {one: ast.unparse(one) for one in nodes if isinstance(one, (ast.Assign, ast.AnnAssign, ast.AugAssign))}
+    given = {one: _text(one) for one in nodes if isinstance(one, (ast.Assign, ast.AnnAssign, ast.AugAssign))}
     turns = (one for loop in nodes if isinstance(loop, (ast.For, ast.While)) for one in loop.body)
     begun = {name for one in turns if one in given and not _COUNTED.match(given[one]) for name in _made(one)[0]}
     found = []
