@@ -103,7 +103,7 @@ class ResizeSettings(_Section):
     """with start_now, time that a requeued job waits for its release: Slurm may still be killing processes of its last
     run"""
     advance_s: Seconds = Field(1.0, gt=0)
-    """time after which open resizes are advanced again before the next tick"""
+    """time between two attempts to advance open resizes while no tick is due"""
     leave_s: Seconds = Field(60, ge=0)
     """time that a companion takes at most, when it stops, to release the jobs that it holds"""
     shrink: bool = True
@@ -177,8 +177,8 @@ class GuestSettings(_Section):
     more, up to a whole node; growth beyond that takes more guests. Guests are also larger if the array has too few
     tasks. If Slurm allocates whole nodes, or device cgroups hide GPUs, each guest has a node"""
     grace_s: Seconds = Field(0, ge=0)
-    """GraceTime of the QOS. If a job's changes restart it from a checkpoint, and take longer than this, it is expected
-    to lose work with each preempted guest"""
+    """GraceTime of the QOS. If a job's changes restart it from a checkpoint, and take longer than this, the job is
+    expected to lose work with each preempted guest"""
 
     @model_validator(mode="after")
     def _named(self) -> GuestSettings:

@@ -64,8 +64,7 @@ class Actor:
         """Batch and number of each job's last order that changed only the batch, by job id."""
         self._advised: dict[int, Hashable] = {}
         self._written: dict[str, tuple[tuple[object, ...], float]] = {}
-        """Compared parts of each partition's last stored decision, and the earliest later Unix time that its reasons
-        name."""
+        """Key of each partition's last stored decision, and the Unix time from which an equal one is stored again."""
         self.outcomes: dict[int, Reason] = {}
         """Outcome of the last tick's decision for each job, by job id."""
 
@@ -240,8 +239,8 @@ class Actor:
             log.warning("job %d: no batch could be ordered: %s", job.job_id, error)
 
     def _write(self, one: PartitionPlan, made: ResizePlan) -> int | None:
-        """Store the partition's decision and return its id. If the decision equals the last one, store nothing and
-        return None; but store it again after a time that the last one's reasons name."""
+        """Store the partition's decision, unless it equals the last one; return its id or None. An equal decision is
+        stored again once a time in the last one's reasons has passed."""
         decided, acted = one.decided, made.deferred | {change.job_id for change in made.begin}
         records = tuple(_record(job, decided.schedule, made, job.elastic.job.job_id in acted) for job in one.jobs)
         # Reasons are compared by code, since figures in them change each tick. A changed limit of the site counts.

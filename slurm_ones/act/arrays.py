@@ -129,8 +129,8 @@ class Leftovers:
                 log.error("job %d: its waiting tasks could not be cancelled: %s", job_id, error)
 
     def _over(self, job_id: int, tasks: Collection[SlurmJob]) -> bool:
-        """Tell whether no block runs or may start, and the companion holds all waiting tasks. If the job has reported
-        its end, tasks held by its owner count too."""
+        """Tell whether the job is over: no block runs or may start, and the companion holds all waiting tasks. If the
+        job has reported its end, its owner may hold some of them."""
         waiting = {task for job in tasks if job.pending for task in job.array_tasks}
         if waiting and not any(map(is_alive, tasks)) and self._waits_for_us(job_id, waiting):
             return waiting.isdisjoint(self._kept_by_others(job_id)) and self._long_ago(job_id, tasks)
@@ -279,8 +279,8 @@ ASK_S = 300.0
 
 
 def comes_back(job: SlurmJob, config: Mapping[str, str], partition: Partition | None, modes: Mapping[str, str]) -> bool:
-    """Tell whether Slurm requeues this job when it preempts it, so that a hold on it can be released by the job's
-    owner. `modes` is the PreemptMode of each QOS."""
+    """Tell whether Slurm requeues this job when it preempts it, and its owner could then release a hold on it. `modes`
+    is the PreemptMode of each QOS."""
     if not job.requeue or not {setting(config, name) for name in EXITS} <= NOT_SET:
         return False
     by_qos = setting(config, "PreemptType").endswith("qos")

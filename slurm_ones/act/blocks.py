@@ -184,7 +184,7 @@ def _home(machine: Machine, array: WholeJob) -> Queue:
 def _limit_s(job: SlurmJob, own: Queue, most_s: float, wait_s: float) -> float:
     """Return a guest's time limit in seconds; 0 for none. `most_s` is the time until a reservation.
 
-    It is the base blocks' limit if this is at most `most_s`. Otherwise it is `most_s - wait_s`, so that the guest may
+    A guest gets the base blocks' limit if this is at most `most_s`. Otherwise it gets `most_s - wait_s`, so that it may
     wait in the queue; a present limit close to that is kept.
     """
     wanted = own.time_limit_s or math.inf
@@ -454,8 +454,8 @@ def _newest(machine: Machine, array: WholeJob) -> Membership | None:
 
 
 def _joined(resize: ResizeRecord, array: WholeJob, seen: Membership | None) -> bool:
-    """Tell whether the change has happened: all joining blocks run, and `seen`, the job's newest membership, includes
-    them with Slurm's restart counts, and no leaving block.
+    """Tell whether the change has happened: all joining blocks run, and `seen`, the job's newest membership, has them
+    and no leaving block. Restart counts must be Slurm's.
 
     An older membership suffices once one of its leaving base blocks has completed: that happens only after the joining
     blocks train.

@@ -64,8 +64,7 @@ class Fusions:
     orders: OrderWriter
     clock: Callable[[], float]
     _answers: dict[tuple[int, int], tuple[float, frozenset[int]]] = field(default_factory=dict)
-    """Last answer to each carrier, by (its id, its restart count): the time, and the ids of the jobs that it may
-    train."""
+    """Last answer to each carrier, by (its id, its restart count): the time, and the jobs that it may train."""
 
     def follow(self, seen: Observation, busy: Collection[int]) -> dict[int, int]:
         """Return, for each job that must wait while a carrier trains it, the carrier's id. Jobs `busy` with a resize
@@ -228,8 +227,8 @@ def members(carrier: SlurmJob, others: Collection[SlurmJob]) -> tuple[FusedMembe
     """Return the carrier and the jobs of `others` that it may train, each with its arguments; empty if it may train
     none.
 
-    Their submit lines are equal up to the script. After it each has as many arguments, with the same option names, and
-    no two jobs have equal arguments.
+    Their submit lines are equal up to the script. After it they have equally many arguments, with the same option
+    names, and no two jobs have equal arguments.
     """
     first = _line(carrier)
     if first is None:

@@ -33,11 +33,11 @@ from slurm_ones.slurm.parse import started_at
 log = logging.getLogger(__name__)
 
 FORGOTTEN_S = 300.0
-"""Longest time, in seconds, between an event and a crash of slurmctld that loses it; slurmctld saves its state every
-few seconds."""
+"""Longest time, in seconds, between an event and a crash of slurmctld that loses it. (It saves its state every few
+seconds.)"""
 
 DOWN_S = 3600.0
-"""Value for `FORGOTTEN_S` if the companion started after slurmctld restarted, and so cannot know when it crashed."""
+"""Value in place of `FORGOTTEN_S` if the companion started after slurmctld restarted: when it crashed is unknown."""
 
 
 class HeldTasks:
@@ -49,7 +49,7 @@ class HeldTasks:
         """Newest resize and held tasks, as of the last call of `of`, by job id."""
 
     def of(self, job_id: int) -> frozenset[int]:
-        """Return the job's tasks that the companion holds; some of them may run or have ended."""
+        """Return the job's tasks that the companion holds. On a running task the hold is for its next start."""
         if not (known := self._by_blocks(job_id)):
             return frozenset()
         if job_id not in self._held or self._held[job_id][0] is not known[-1]:

@@ -1,5 +1,4 @@
-"""Base class of the resizes: Slurm's client, the database, the job's reports, and the only method that stores
-states."""
+"""Base class of the resizes: Slurm's client, the database, the job's reports, and the one way to store a state."""
 
 from __future__ import annotations
 
@@ -60,8 +59,7 @@ class Machine:
     deferrals: Deferrals
     clock: Callable[[], float]
     wanted: Callable[[WholeJob], bool]
-    """Function that tells whether a job may still be resized: its owner has not opted out, and there is no stop file.
-    """
+    """Function that tells whether a job may still be resized: it still opts in, and there is no stop file."""
     other_order: Callable[[WholeJob], int] = lambda job: 0
     """Function that returns the number of the newest order that another companion gave a job; 0 for none."""
     read_spec: Callable[[WholeJob], tuple[Spec | None, str]] = lambda job: (None, "")
@@ -200,8 +198,8 @@ class Machine:
         self.client.release(key, start_now=False)
 
     def ask_for_few_switches(self, job: WholeJob, shape: Shape) -> None:
-        """Ask Slurm to place this shape below the fewest leaf switches, unless the owner set such a preference. A
-        refusal is only logged."""
+        """Ask Slurm to place this shape under as few leaf switches as possible, unless the owner set such a preference.
+        A refusal is only logged."""
         if self.taper <= 1 or self.seen is None:
             return
         most = fewest_switches(self.seen, job.home.partition, shape.nodes)

@@ -29,8 +29,7 @@ from slurm_ones.untrusted_files import NoAnswer
 log = logging.getLogger(__name__)
 
 AT_ONCE_S = 3.0
-"""Most seconds by which the earliest start of a job that may start now is ahead (Slurm 22.05 sets it a little ahead).
-"""
+"""Seconds up to which an earliest start in the future counts as now (Slurm 22.05 sets it a little ahead)."""
 
 
 class ResizeMachine(Machine):

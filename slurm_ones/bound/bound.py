@@ -198,7 +198,7 @@ LATER = 10
 to `LONGEST` times the length."""
 LONGEST = 8
 EVALUATIONS = 60
-"""Evaluations of the dual function in the search for prices, about."""
+"""Approximate number of evaluations of the dual function in the search for prices."""
 TRIED, EACH = 8, 12
 """Number of price ratios tried for each kind except the fastest, and evaluations of the dual function for each
 ratio."""

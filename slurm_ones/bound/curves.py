@@ -163,7 +163,8 @@ def _divided(ends: Floats, found: Curve, parts: int) -> Curve:
 
 
 def hull(sizes: Floats | Ints, rates: Floats) -> list[int]:
-    """Return the indices of the sizes on the concave hull of the rates, with sizes ascending (both arrays: sizes,).
+    """Return the indices of the sizes on the concave hull of `rates`, which has a rate for each of the ascending
+    `sizes`.
 
     A job that divides its time between two neighbouring sizes of the hull is at least as fast as at any size in
     between.
@@ -224,7 +225,7 @@ def _best(
 def placements(app: Application, gpus: int, nodes: int, per_node: int, least: int = 1) -> Iterator[tuple[int, ...]]:
     """Yield the placements (GPUs on each node) to compare, on at least `least` nodes.
 
-    Each has equally many GPUs on all nodes up to one, or full nodes, or was measured in the application's profile.
+    GPUs on the nodes differ by at most one, or the nodes are full, or the application's profile has the placement.
     """
     known = getattr(app.speed, "placements", None)
     fewest = max(-(-gpus // per_node), least)

@@ -151,8 +151,8 @@ class Dual:
         ]
 
     def value(self, prices: Floats) -> tuple[float, Floats]:
-        """Return the bound on the sum of all JCTs at these prices, and its gradient by the prices (both arrays:
-        intervals,)."""
+        """Return the bound on the sum of all JCTs at these prices (intervals,), and its gradient by them
+        (intervals,)."""
         bill = self.work.gpus * self.lengths
         total, used = -float(prices @ bill), -bill
         for costs in self._costs:

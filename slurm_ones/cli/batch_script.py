@@ -235,7 +235,7 @@ def _without_keywords(words: list[str]) -> list[str]:
 
 
 def _within(command: Command, variables: dict[str, str], deep: int) -> Iterator[Command]:
-    """Yield the command with its variables replaced; for a shell with `-c`, yield the commands in that text instead."""
+    """Yield the command with its variables replaced. For `sh -c TEXT`, yield the commands in TEXT instead."""
     words: list[str] = []
     for word in command.words:
         named = _NAMED.fullmatch(word)

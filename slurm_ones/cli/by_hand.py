@@ -282,7 +282,7 @@ class Wait(NamedTuple):
 
 
 def start_of(answer: str) -> float | None:
-    """Return the start time in the output of `sbatch --test-only`, in Unix seconds; None if it has none."""
+    """Return the start time in the output of `sbatch --test-only`, in Unix seconds; None without one."""
     match = _START.search(answer)
     if match is None:
         return None

@@ -26,7 +26,7 @@ LONG_EXEMPT_S = 60.0
 WANTED = ("youngest_first", "send_user_signal", "reclaim_licenses")
 """Options that PreemptParameters should have: preempt the youngest guest first, signal its script, reclaim licences."""
 OLD_WANTED = ("preempt_youngest_first", "preempt_send_user_signal")
-"""Same options for SchedulerParameters, in releases of Slurm without PreemptParameters."""
+"""Options like `WANTED` for SchedulerParameters, in releases of Slurm without PreemptParameters."""
 
 
 LATELY_S = 30 * 86400.0

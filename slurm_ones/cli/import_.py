@@ -70,7 +70,7 @@ class AccountingPiece(NamedTuple):
 
     rows: Iterable[AccountingRow | Rejected]
     end: float
-    """Unix time before which all runs have ended that are in this piece's rows or in earlier pieces."""
+    """Unix time; this piece and earlier pieces have all runs that ended before it."""
     place: str
     """Text that says where a bad row is; `{}` becomes the row's number."""
 

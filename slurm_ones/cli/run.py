@@ -82,7 +82,7 @@ SLOW_RPC_S = 1.0
 
 
 def paced(settings: Settings, client: SlurmClient) -> Settings:
-    """Return the settings; in user mode with a tick every `EAGER_S` seconds, unless `tick_s` is set, or slurmctld is
+    """Return the settings. In user mode a tick comes every `EAGER_S` seconds, unless `tick_s` is set, or slurmctld is
     busy or limits the rate of RPCs."""
     if settings.scope != "own" or settings.tick_s is not None:
         return settings

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 RECENT_S = 3600.0
 """Age, in seconds, up to which the last error is shown."""
 SEVERAL = 2
-"""Number of jobs with the same fault from which the site is reported to have the fault."""
+"""Fewest jobs with the same fault for which the fault is reported as the site's."""
 
 NEVER = (
     "no companion has run here yet: slurm-ones run --own --act starts your own, and an administrator starts one for "

@@ -52,8 +52,7 @@ AT_ONCE = 1000
 
 
 class Observer:
-    """Reader of Slurm and of the jobs' reports. It stores both, and in each report file the position up to which it has
-    read."""
+    """Reader of Slurm and of the jobs' reports. It stores both, and how far it has read each report file."""
 
     def __init__(
         self, client: SlurmClient, store: Store, settings: Settings, clock: Callable[[], float] = time.time
@@ -418,8 +417,7 @@ class StopFile:
         self._there = False
 
     def check(self, now: float) -> None:
-        """Store in the database if the stop file was made (by its owner) or removed (by an unknown user) since the last
-        check."""
+        """Record that the stop file was made (by its owner) or removed (by an unknown user) since the last check."""
         try:
             found = self._path.stat()
         except (FileNotFoundError, NotADirectoryError):

@@ -27,7 +27,7 @@ YIELD_S = 300.0
 
 
 class OtherCompanion:
-    """Check for another companion, which gives a refusal to each job that it resizes."""
+    """Check that gives a refusal to each job that another companion resizes."""
 
     def __init__(
         self, own_uid: int | None, hello: Callable[[WholeJob], Hello | None], clock: Callable[[], float]

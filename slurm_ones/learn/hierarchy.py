@@ -181,8 +181,8 @@ class Tree:
         self._up()
 
     def expect(self, path: GroupPath, *, others: bool = False) -> Prior:
-        """Return the prior of a job at this place in the tree; with `others`, without the owner's other jobs of this
-        spec."""
+        """Return the prior of a job at this place in the tree. With `others`, its owner's jobs of this spec do not
+        count."""
         if not self._levels:
             return self._around
         mean: Floats = self._around.mean

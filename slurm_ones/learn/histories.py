@@ -112,13 +112,13 @@ def without_bytes(history: JobHistory) -> JobHistory | None:
 
 
 def join_of(history: JobHistory) -> float | None:
-    """Return the job's mean pause, in seconds, when blocks lately joined; None if unknown. If each change starts a new
-    term, all changes count."""
+    """Return the job's mean pause, in seconds, in its last changes in which blocks joined; None if unknown. If each
+    change starts a new term, all changes count."""
     return history.switch_s if by_terms(history.spec) else history.join_s
 
 
 def leave_of(history: JobHistory) -> float | None:
-    """Return the job's mean pause, in seconds, when blocks lately left and none joined; None if unknown."""
+    """Return the job's mean pause, in seconds, in its last changes if blocks only left; else None."""
     return history.switch_s if history.join_s is None else None
 
 
@@ -140,8 +140,7 @@ def points_in(history: JobHistory) -> tuple[Points, float]:
 
 
 def unreported_epochs(history: JobHistory, efficiency: NoiseEfficiency, now: float) -> float:
-    """Return the epochs that a running job would have made at its last speed since it has been silent for
-    `SILENT_S`."""
+    """Return the epochs that a silent running job would have made at its last speed, after `SILENT_S` of silence."""
     dataset = dataset_of(history)
     if history.running_since is None or not history.throughput or not dataset:
         return 0.0

@@ -137,8 +137,7 @@ class Learner:
         self._seed = seed
         self._finished: Sequence[JobHistory] = ()
         self._past: dict[int, list[tuple[JobHistory, Fit]]] = {}
-        """Fits of each finished job with and, if it reported their size, without its gradients' size, by `id` of its
-        history."""
+        """Fits of each finished job, with and (if reported) without its gradients' size, by `id` of its history."""
         self._progress = BetaProgress(seed=seed)
         self._trees = {wired: Tree((), around) for wired, around in AROUND.items()}
         self._widths = dict.fromkeys(AROUND, (1.0, 1.0))
@@ -157,7 +156,8 @@ class Learner:
         self._scripts: dict[tuple[str, str], Spec] = {}
 
     def finished(self, histories: Sequence[JobHistory]) -> None:
-        """Learn from all finished jobs, newest first. Do nothing if `histories` is the object of the last call."""
+        """Learn from all finished jobs, newest first. Do nothing if `histories` is the same object as in the last
+        call."""
         if histories is self._finished:
             return
         self._finished = histories

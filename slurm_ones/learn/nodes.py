@@ -62,7 +62,7 @@ class SlowNode:
     runs: int
     """Number of runs on the node that were compared."""
     owners: int
-    """Number of owners of these runs."""
+    """Number of owners of the compared runs."""
 
 
 class _Run(NamedTuple):

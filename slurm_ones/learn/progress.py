@@ -202,7 +202,7 @@ class Moments:
     total: Floats
     guess: Floats
     most: Floats
-    """Most remaining epochs by the job's declaration; infinite without one."""
+    """Largest number of remaining epochs by the job's declaration; infinite without one."""
 
     def where(self, rows: npt.NDArray[Any]) -> Moments:
         """Return the moments in these rows, given as a mask or as indices."""
@@ -306,7 +306,7 @@ def _done(now: TrainingState) -> float:
 
 
 def _most(done: float, declared: float) -> float:
-    """Return the most remaining epochs by a running job's declaration; infinite without one."""
+    """Return the largest number of remaining epochs by a running job's declaration; infinite without one."""
     if not (math.isfinite(declared) and declared > 0):
         return math.inf
     return min(max(declared - done, LEFT * declared), MAX_EPOCHS)
