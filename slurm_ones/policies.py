@@ -1,4 +1,4 @@
-"""Registry of policies by name: all policies in `slurm_ones.rivals` and `ones`, and those of other distributions."""
+"""Registry of policies by name: all policies in `slurm_ones.rivals`, in `ones` and in other distributions."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from slurm_ones.policy.shapes import shape_of
 
 HALVINGS = 40
 STEPS = 12
-"""Largest number of steps by which a candidate without room is shrunk, and by which it then grows again."""
+"""Largest number of steps that shrink a candidate without room, and of steps that then let it grow."""
 FILLS = 64
 """Largest number of growth steps that assign a candidate's free GPUs."""
 
@@ -272,9 +272,9 @@ class NodeRoom:
 def _stays(cluster: ClusterView, jobs: Sequence[JobView], sizes: Ints) -> tuple[Bools, Ints, Ints]:
     """Return what jobs keep at each size: two arrays (J, U) and rows (E, 5).
 
-    The first array is True if a job is placed again at this size. The second is the number of its GPUs in blocks that
-    join on any nodes. A row is (job, node, GPUs, first column, last column): the job keeps these GPUs of the node at
-    these columns.
+    The first array is True at sizes at which the job is placed again. The second has the GPUs of blocks that join on
+    any nodes. A row is (job, node, GPUs, first column, last column): from the first to the last column, the job keeps
+    these GPUs of the node.
     """
     again = np.ones((len(jobs), len(sizes)), dtype=np.bool_)
     joining = np.zeros((len(jobs), len(sizes)), dtype=np.int64)

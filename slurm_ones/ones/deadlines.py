@@ -92,8 +92,8 @@ class Deadlines:
     """Deadlines that this decision promises or refuses, by job id."""
 
     def worth(self, rate: Floats, sizes: Ints, weight: Floats) -> Floats:
-        """Return the worth (J, U), 0 or less, that each size loses by being slower than the needed size. `rate` (J, U)
-        is the progress/s at each size, `weight` (J,) the weight of a second of each job's waiting."""
+        """Return the addition to the worth (J, U) of each size: negative if it is slower than the needed size, else 0.
+        `rate` (J, U) is the progress/s at each size, `weight` (J,) the weight of a second of each job's waiting."""
         needed = np.where(sizes == self.needs[:, None], rate, 0.0).max(axis=1)[:, None]
         with np.errstate(divide="ignore", invalid="ignore"):
             short = np.where(needed > 0, np.maximum(1.0 - rate / needed, 0.0), 0.0)
@@ -142,7 +142,7 @@ def decide_deadlines(
 
 def _now(timeline: FreeTimeline, curves: Sequence[SpeedCurve], shares: Sequence[Filled]) -> list[int]:
     """Return the fewest GPUs now with which each job with a promise still ends in time, if it grows later. `shares` are
-    GPUs over time with which all of them end in time."""
+    GPUs over time with which all these jobs end in time."""
     found = [0] * len(curves)
     left = timeline
     for curve, share in zip(curves, shares, strict=True):
@@ -209,8 +209,8 @@ def _timeline(
     now: float,
     reserved: Sequence[Reserved],
 ) -> FreeTimeline:
-    """Return the free GPUs over time, without the smallest size of each running job. A job with a promise keeps it
-    until its deadline, any other running job until its expected end at this size."""
+    """Return the free GPUs over time, minus the smallest size of each running job: with a promise until its deadline,
+    else until its expected end at this size."""
     running = np.flatnonzero(least > 0)
     slowest = np.where(rate > 0, rate, np.inf).min(axis=1)
     ends = {

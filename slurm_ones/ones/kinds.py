@@ -60,7 +60,7 @@ def assign(worth: Floats, sizes: Ints, kind: Ints, gpus: Ints, current: Ints) ->
 
 def _prices(worth: Floats, used: Ints, gpus: Ints) -> Floats:
     """Return the prices (K,) at which jobs want about as many GPUs of each kind as exist. The price is 0 for a kind
-    that fewer jobs want."""
+    with GPUs left over."""
     finite = np.where(np.isfinite(worth), worth, 0.0)
     most = float((finite[:, 1:] / np.maximum(used.sum(axis=1)[1:], 1)).max(initial=0.0))
     prices = np.zeros(len(gpus))

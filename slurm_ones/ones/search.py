@@ -81,8 +81,8 @@ class OnesOptions:
     """True if a job may start with more GPUs than its user asked for, if giving them up costs little. The less certain
     its speed, the fewer it gets."""
     horizon_s: float = 200.0
-    """Seconds within which a change must gain more than its pause costs. The time since a job last came or went counts
-    if it is longer."""
+    """Seconds within which a change must gain more than its pause costs. The time since a job last arrived or ended
+    counts instead if it is longer."""
     horizon_share: float = 0.5
     """Limit like `horizon_s`, as a share of the job's predicted remaining time. The shortest limit counts."""
     tenure: float = 1.0
@@ -116,7 +116,7 @@ STEADY = 0.97
 UNKNOWN_S = 600.0
 """Remaining time, in seconds, that is assumed for a job of unknown speed."""
 ENOUGH = 0.9995
-"""Share of the upper bound on a candidate's worth; the search ends when the best candidate reaches it."""
+"""Share of the upper bound on total worth at which the search ends."""
 ROUNDS = 6
 """Number of rounds of local search for each candidate."""
 
@@ -152,7 +152,7 @@ class Search:
         self.most: Mapping[int, int] = {}
         """Largest number of GPUs that each job has had, by job id."""
         self.since = 0.0
-        """Unix time at which a job last came or went."""
+        """Unix time at which a job last arrived or ended."""
 
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
         """Return the schedule of these jobs, which are in order of submission."""
@@ -187,7 +187,7 @@ class Search:
         return Schedule(allocations, reasons, -float(worth.sum()), parked, weighed, gains, promises=promises)
 
     def remember(self, jobs: Sequence[JobView], now: float) -> None:
-        """Update the most GPUs that each job has had, and the time at which a job last came or went."""
+        """Update the most GPUs that each job has had, and the time at which a job last arrived or ended."""
         if {job.job_id for job in jobs} != self.most.keys():
             self.since = now
         self.most = {job.job_id: max(self.most.get(job.job_id, 0), job.shape.gpus if job.shape else 0) for job in jobs}
@@ -295,8 +295,8 @@ class Search:
         return best
 
     def _recalled(self, choices: Choices, jobs: Sequence[JobView]) -> Ints:
-        """Return the last decision's population (K, J) for the present jobs and sizes. A job that may not have its last
-        size has its present one."""
+        """Return the last decision's population (K, J) for the present jobs and sizes. A job gets its present size if
+        it may not have its last one."""
         if not self._population.size or not jobs:
             return np.zeros((0, len(jobs)), dtype=np.int64)
         places = np.array([self._places.get(job.job_id, -1) for job in jobs])

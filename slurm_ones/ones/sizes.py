@@ -44,8 +44,8 @@ PAUSES = 5.0
 
 @dataclass(frozen=True)
 class Reach(Term):
-    """Rule that limits growth to `leap` times the most GPUs that a job has had, and before its first run to its
-    request. With `first_size` it may start larger, if its speed is known and giving up GPUs costs little."""
+    """Rule that limits a job to `leap` times the most GPUs that it has had or, before its first run, to its request.
+    With `first_size` it may start larger, if its speed is known and giving up GPUs costs little."""
 
     leap: float
     first_size: bool

@@ -46,7 +46,7 @@ class Situation:
     """Largest number of GPUs that each job has had, by job id; 0 before its first run."""
     now: float
     quiet_s: float
-    """Seconds since a job last came or went."""
+    """Seconds since a job last arrived or ended."""
 
 
 @dataclass(frozen=True)

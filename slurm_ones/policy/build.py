@@ -113,7 +113,7 @@ def build_schedule(
 ) -> Schedule:
     """Return the schedule that gives each job the GPUs `wanted`. `wanted` is by job id, in order of precedence.
 
-    `jobs` are all jobs of the round; `fixed` are those that may not change (see `fixed_jobs`). `tables` have at least a
+    `jobs` are all jobs of the round, `fixed` the jobs that may not change (see `fixed_jobs`). `tables` have at least a
     row for every other job. A job without room gets a smaller size from its limits in `tables`; one that cannot grow
     stays as it is. `why` is the reason that the schedule gives for each size.
     """

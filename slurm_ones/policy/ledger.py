@@ -48,7 +48,7 @@ def pick_nodes(free: Ints, claimed: Ints, shape: Shape) -> Ints:
 
 
 class Resources(NamedTuple):
-    """GPUs, CPUs and memory on a node: free ones, or those that a job takes."""
+    """GPUs, CPUs and memory on a node: free ones, or what a job takes."""
 
     gpus: int
     cpus: int = 0

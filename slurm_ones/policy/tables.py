@@ -104,8 +104,8 @@ def bounded(cluster: ClusterView, job: JobView, bound: int) -> tuple[int, ...]:
 
 
 def restart_factor(job: JobView, now: float) -> float:
-    """Return the factor (T - R·S) / (T + S) on the speed of a job that is re-allocated again, by Pollux §4.2.2 and Sia
-    §3.4. T is the job's age in seconds, R the number of its re-allocations so far, S the seconds that each takes."""
+    """Return the factor (T - R·S) / (T + S) on the speed of a job that would be re-allocated (Pollux §4.2.2, Sia §3.4).
+    T is the job's age in seconds, R the number of its re-allocations so far, S the seconds that each takes."""
     age = max(now - job.submitted, 0.0) if math.isfinite(now - job.submitted) else 0.0
     cost = max(job.resize_s, 0.0) if math.isfinite(job.resize_s) else 0.0
     return max(age - job.resizes * cost, 0.0) / (age + cost) if age + cost > 0 else 1.0
@@ -187,8 +187,8 @@ def build_tables(cluster: ClusterView, jobs: Sequence[JobView], rule: BatchRule 
 
 
 def side_by_side(jobs: Sequence[JobView], parts: Sequence[Tables]) -> Tables:
-    """Join the tables of several kinds of GPU into one, with the columns of each kind in turn. Each table has a row for
-    all `jobs`. A job runs in at most one table."""
+    """Join the tables of several kinds of GPU into one, side by side. Each table has a row for each of `jobs`. A job
+    runs in at most one table."""
     before = np.cumsum([0, *(len(part.sizes) - 1 for part in parts)])
     current = np.zeros(len(jobs), dtype=np.int64)
     for part, offset in zip(parts, before[:-1], strict=True):
@@ -283,7 +283,6 @@ def _counts(placeable: Set[int], limits: Limits, held: int) -> list[int]:
 
 
 def _nodes(cluster: ClusterView, job: JobView, gpus: Ints) -> Ints:
-    """Return the number of nodes (S,) on which the job runs at each size (S,)."""
     nodes = -(-gpus // max(cluster.gpus_per_node, 1))
     if job.nodes_at is not None:
         known = [job.nodes_at.get(int(count), fewest) for count, fewest in zip(gpus, nodes, strict=True)]

@@ -105,8 +105,8 @@ class FreeTimeline:
         return np.where(self.starts < until_s, gpus, 0).astype(np.int64)
 
     def fill(self, curve: SpeedCurve, first: int | None = None) -> Filled:
-        """Return the filling at the lowest level at which the job ends by its deadline. If there is none, return the
-        filling at the level at which it does the most work.
+        """Return the job's GPUs at its lowest level (see the module) that meets the deadline. If none does, return its
+        GPUs at the level at which it does the most work.
 
         With `first`, the job has this number of GPUs in the first interval, whatever the level.
         """
