@@ -1,9 +1,9 @@
 """Effective elastic scaling: chooses the sizes and batches with the largest total speed-up, by dynamic programming.
 
-Saxena et al., "Effective Elastic Scaling of Deep Learning Workloads", MASCOTS 2020, arXiv 2006.13878. Taken from there:
+Saxena et al., "Effective Elastic Scaling of Deep Learning Workloads", MASCOTS 2020, arXiv 2006.13878. From the paper:
 
-- At each number of GPUs a job uses its best batch. Its scaling factor is its rate there, divided by its rate on its
-  smallest number of GPUs.
+- At each number of GPUs a job uses its best batch. Its scaling factor is its rate at this number, divided by its rate
+  on its smallest number of GPUs.
 - The sum of scaling factors is maximised, and each admitted job gets at least its smallest number of GPUs. The dynamic
   program over jobs and GPUs is best(j, G) = max over k of best(j - 1, G - k) + factor(j, k).
 - Running jobs are never stopped. A new job is admitted if the smallest numbers of all jobs fit together, otherwise it
@@ -85,7 +85,7 @@ def allot(sizes: Ints, factors: Floats, free: int) -> tuple[Ints, float]:
     """Return the column (J,) of each job's size with the largest sum of factors, and this sum.
 
     `factors` (J, U) at the `sizes` (U,) are -inf at sizes that the job cannot have. Jobs are admitted in order. A job
-    gets column 0 if its smallest size does not fit in addition to those of the jobs admitted before. The time is
+    gets column 0 if its smallest size does not fit besides the smallest sizes of the jobs admitted before. The time is
     O(J·U·`free`).
     """
     columns = np.zeros(len(factors), dtype=np.int64)

@@ -2,8 +2,8 @@
 part of the remaining GPUs.
 
 Gu et al., "ElasticFlow: An Elastic Serverless Training Platform for Distributed Deep Learning", ASPLOS 2023. Our
-sources are its abstract, other authors' accounts of §4 and the released scheduler, not the paper itself. Taken from
-there:
+sources are its abstract, other authors' accounts of §4 and the released scheduler, not the paper itself. From these
+sources:
 
 - Admission: in order of deadlines, each job is given its minimum satisfactory share, the fewest GPUs with which it ends
   in time (`policy.timeline`). A new job is admitted if it and all jobs admitted before it end in time.

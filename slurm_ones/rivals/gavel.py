@@ -1,7 +1,7 @@
 """Gavel: rigid jobs take turns on GPUs of several kinds, according to their speeds on each kind.
 
 Narayanan et al., "Heterogeneity-Aware Cluster Scheduling Policies for Deep Learning Workloads", OSDI 2020. Our sources
-are the abstract, the talk's outline and summaries of the public code, not the paper itself. Taken from there:
+are the abstract, the talk's outline and summaries of the public code, not the paper itself. From these sources:
 
 - An allocation X: job j runs on GPUs of kind k for the fraction X_jk of the time. The effective throughput of a job is
   Σ_k X_jk T_jk. The fractions of a job sum to at most 1. On average no kind has more GPUs in use than the cluster has.

@@ -2,9 +2,9 @@
 
 This is the baseline and must not be improved. It differs from the paper only as a real Slurm requires:
 
-1. Sizes are those that Slurm can allocate, a part of a node or whole nodes (`policy.shapes`). A candidate must fit on
-   the nodes. Unchanged jobs stay on their nodes, since Slurm does not move them. On a cluster that allows different
-   numbers of GPUs on a job's nodes, any number of GPUs is a size, as in the paper.
+1. A size is a part of a node or whole nodes, since Slurm can allocate only these (`policy.shapes`). A candidate must
+   fit on the nodes. Unchanged jobs stay on their nodes, since Slurm does not move them. On a cluster that allows
+   different numbers of GPUs on a job's nodes, any number of GPUs is a size, as in the paper.
 2. A new job's first limit is 1 GPU, as in the paper, or its smallest size if it cannot run on one.
 3. Fixed jobs and their GPUs are not in the search space (`Space`).
 4. As long as the best candidate may not be deployed, no running job is changed. Waiting jobs get idle GPUs, in the
@@ -152,7 +152,7 @@ def genes(space: Space, counts: Ints) -> Ints:
     """Return the genomes (K, GPUs) of candidates with GPU counts (K, J): for each GPU the index of its job, J if idle.
 
     As few GPUs as possible change their job. A job keeps GPUs that it holds, up to its count. The GPUs that it gains
-    are consecutive among those that are not kept.
+    are consecutive among the GPUs that no job keeps.
     """
     candidates, jobs = counts.shape
     bound = np.concatenate([counts, np.zeros((candidates, 1), dtype=np.int64)], axis=1)
@@ -332,8 +332,8 @@ def fill(space: Space, counts: Ints, limit: Ints, order: Ints) -> Ints:
 def fill_order(space: Space, rho: Floats) -> Ints:
     """Return the order in which jobs get idle GPUs: new jobs by arrival, then other jobs by remaining time.
 
-    The remaining time is computed with this generation's ρ (`rho`, (J,)). It is that at the job's present size or, for
-    a stopped job, at its smallest size.
+    The remaining time follows from this generation's ρ (`rho`, (J,)), for the job's present size or, if it is stopped,
+    its smallest.
     """
     new = (space.samples <= 0) & ~space.running
     speed = np.maximum(space.speed(np.where(space.running, space.current, space.smallest)), 1e-9)

@@ -1,6 +1,6 @@
 """Pollux: a genetic search for the sizes and batches with the highest goodput over all jobs.
 
-Qiao et al., "Pollux: Co-adaptive Cluster Scheduling for Goodput-Optimized Deep Learning", OSDI 2021. Taken from there:
+Qiao et al., "Pollux: Co-adaptive Cluster Scheduling for Goodput-Optimized Deep Learning", OSDI 2021. From the paper:
 
 - Goodput = throughput × statistical efficiency, each job with its best batch (§3).
 - The fitness is the power mean (p = -1) over jobs of the speed-up relative to the job's fair share (§4.2.1). The
@@ -312,7 +312,7 @@ def _raise(problem: Problem, rows: Rows, rng: np.random.Generator) -> Rows:
     """Mutate jobs on nodes with free GPUs: a job's GPUs on such a node are raised to a random number, at most the whole
     node.
 
-    On average two jobs are raised on each such node: one of all jobs, and one of the jobs that already have GPUs there.
+    On average two jobs are raised on each such node: one of all jobs, and one of the jobs that already have GPUs on it.
     """
     jobs, nodes = len(problem.jobs), len(problem.capacity)
     row = rows.row

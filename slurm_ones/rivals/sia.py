@@ -1,7 +1,7 @@
 """Sia: an integer program chooses a configuration for each job by goodput.
 
-Jayaram Subramanya et al., "Sia: Heterogeneity-aware, goodput-optimized ML-cluster scheduling", SOSP 2023. Taken from
-there:
+Jayaram Subramanya et al., "Sia: Heterogeneity-aware, goodput-optimized ML-cluster scheduling", SOSP 2023. From the
+paper:
 
 - A configuration is a number of GPUs: a power of two on one node, or a number of whole nodes (§3.3).
 - A job's goodputs are divided by its smallest goodput. For a running job with T ≥ S, the goodput of a configuration
@@ -102,7 +102,7 @@ def _limited(cluster: ClusterView, job: JobView, bound: int) -> JobView:
 
 
 def _costs(tables: Tables, now: float, power: float) -> Floats:
-    """Return the cost (J, U) of each allowed configuration in the program; infinite for the others."""
+    """Return the cost (J, U) of each allowed configuration in the program; infinite for all others."""
     costs = np.full(tables.allowed.shape, np.inf)
     for j, job in enumerate(tables.jobs):
         at = np.flatnonzero(tables.allowed[j])
