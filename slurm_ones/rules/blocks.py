@@ -93,8 +93,8 @@ def spare(elastic: Elastic, ours: Collection[int], members: Collection[int], now
     """Return the tasks that may join the training, best first: waiting tasks, then tasks whose block left less than
     `REUSED_WITHIN_S` ago.
 
-    A held task counts only if the companion holds it (`ours`). A waiting task without a hold does not count if it
-    trained last (`members`), since Slurm starts it again by itself.
+    A held task counts only if the companion holds it (`ours`). A waiting task without a hold does not count if it is
+    one of the last `members`, since Slurm restarts it by itself.
     """
     waiting = [
         task_of(job)
@@ -112,7 +112,7 @@ def spare(elastic: Elastic, ours: Collection[int], members: Collection[int], now
 
 
 def to_hold(elastic: Elastic, members: Collection[int]) -> tuple[int, ...]:
-    """Return the tasks to hold before the array's throttle is lifted: waiting tasks without a hold that are no
+    """Return the tasks to hold before the array's throttle is lifted: waiting tasks without a hold, except
     `members`."""
     tasks = (task_of(job) for job in elastic.job.blocks if job.pending and not job.held)
     return tuple(sorted(task for task in tasks if task not in members))
@@ -291,7 +291,7 @@ class FreeGpus:
     whole_nodes: bool = False
     """True if Slurm allocates only whole nodes."""
     split_nodes: bool = True
-    """True if two blocks of a job may share a node: Slurm lets each see the other's GPUs."""
+    """True if two blocks of a job may share a node: Slurm then lets each block see the GPUs of both."""
     guests: GuestSizes | None = None
     """Sizes of the guests by which the job grows; None if it grows only by base blocks."""
 
@@ -425,7 +425,7 @@ def _added(
 def _shapes(gpus: int, kept: Sequence[RunningBlock], site: FreeGpus) -> Iterator[list[Shape]]:
     """Yield ways to divide `gpus` GPUs into new blocks, the best way first, each with its largest block first.
 
-    Blocks of 1, 2, 4… GPUs or nodes are preferred, since any smaller size is the size of some of them.
+    Blocks of 1, 2, 4… GPUs or nodes are preferred, since some of these blocks then make up any smaller size.
     """
     full = site.node_gpus
     nodes, rest = divmod(gpus, full)
@@ -459,8 +459,8 @@ def _powers(count: int) -> list[int]:
 
 
 def _filling(gpus: int, free: Mapping[str, int], full: int) -> Iterator[Shape]:
-    """Yield shapes of blocks that fill the free nodes: few blocks for all wholly free nodes, then one for each other
-    node. If too few GPUs are free, the shapes have fewer than `gpus` GPUs in total."""
+    """Yield shapes of blocks that fill the free nodes: few blocks for all wholly free nodes, then one for each partly
+    free node. If too few GPUs are free, the shapes have fewer than `gpus` GPUs in total."""
     whole = min(sum(room >= full for room in free.values()), gpus // full)
     yield from (Shape(count, full) for count in _powers(whole))
     gpus -= whole * full
@@ -471,8 +471,8 @@ def _filling(gpus: int, free: Mapping[str, int], full: int) -> Iterator[Shape]:
 
 
 def _fit(shapes: Sequence[Shape], kept: Sequence[RunningBlock], site: FreeGpus) -> bool:
-    """Tell whether Slurm finds room for all these shapes. If blocks must not share a node, they fit only if Slurm,
-    which chooses the nodes, cannot place two on one node."""
+    """Tell whether Slurm finds room for all these shapes. If blocks must not share a node, return False if Slurm might
+    place two on one node."""
     if not site.split_nodes:
         smallest = min(shape.gpus_per_node for shape in shapes)
         if len(shapes) > 1 and smallest < site.node_gpus:

@@ -27,7 +27,7 @@ from slurm_ones.slurm.model import Queue
 
 @dataclass(frozen=True)
 class Cap:
-    """Upper limit on the total GPUs of some jobs; none of them grows beyond it."""
+    """Upper limit on the total GPUs of some jobs, beyond which none of these jobs grows."""
 
     gpus: int
     """GPUs that `jobs` may have together. It may be below 0, since GPUs of other jobs under the same limit are

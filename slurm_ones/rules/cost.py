@@ -22,7 +22,7 @@ from slurm_ones.rules.caps import Cap
 from slurm_ones.rules.gate import JobRules
 
 LOWER = 0.8416
-"""20 % quantile of the standard normal distribution, without its sign."""
+"""Standard deviations from the mean of a normal distribution down to its 20 % quantile."""
 
 
 def charge_of(elastic: Elastic, settings: Settings, factors: Mapping[str, float]) -> float:

@@ -211,7 +211,7 @@ class JobRules:
 
     @property
     def gpus(self) -> int:
-        """GPUs that the job has now, or those after its open resize if they are more."""
+        """GPUs that the job has now, or will have after its open resize if they are more."""
         return _gpus(self.elastic, self.under_way, prepared=self.prepared)
 
 
@@ -223,7 +223,7 @@ class PartitionRules:
     jobs: Mapping[int, JobRules]
     """Elastic jobs of this partition, by id, ascending. A job that names several partitions counts in the first."""
     free: Ledger
-    """GPUs that Slurm could allocate on each node, without those that open resizes are about to take."""
+    """GPUs that Slurm could allocate on each node, minus the GPUs that open resizes are about to take."""
     caps: tuple[Cap, ...]
     settings: ResizeSettings
     open: Counter[str]
@@ -242,7 +242,7 @@ class PartitionRules:
     draining: frozenset[str] = frozenset()
     """Nodes of `closed` that drain, fail or are down; a requeued job cannot start there again."""
     contested: frozenset[str] = frozenset()
-    """Nodes on which no job grows, because pending jobs wait for room there."""
+    """Nodes on which no job grows, because pending jobs wait for their GPUs."""
     most_guests: int = 0
     """Largest number of guests of a job (`GuestSettings.most`); 0 if jobs do not grow by guests in this partition."""
 
@@ -406,7 +406,6 @@ class Round:
         return partition.node_set if partition is not None else frozenset()
 
     def _all_gpus(self, name: str) -> int:
-        """Return the number of GPUs in the partition; nodes that are down count too."""
         full = self.full_node(name)[0] if name in self.settings.whole_node_gpus else None
         nodes = self.seen.snapshot.nodes
         return sum(nodes[node].gpus if full is None else full for node in self._nodes_of(name) & nodes.keys())
@@ -569,8 +568,8 @@ def _untouchable(elastic: Elastic, under_way: UnderWay | None) -> Reason | None:
 
 
 def _gpus(elastic: Elastic, under_way: UnderWay | None, *, prepared: bool) -> int:
-    """Return the GPUs that the job has now, including blocks that are joining, or those after its open resize if they
-    are more."""
+    """Return the GPUs that the job has now, including blocks that are joining, or will have after its open resize if
+    they are more."""
     target = under_way.target.gpus if under_way is not None else 0
     if elastic.job.pending:
         return target

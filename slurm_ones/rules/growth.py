@@ -10,8 +10,8 @@ start such a job on requested GPUs of a plain job, which are all free during its
 requested GPUs gives nothing back. The next tick decides again.
 
 Guests (blocks in a queue that Slurm preempts, `[guests]`) count as free and may grow, since Slurm preempts them itself.
-If a pending job has waited for long, Slurm evidently does not preempt them for it. Then guests are given back too, and
-do not grow on its nodes, if that lets it start.
+If a pending job has waited for long, Slurm evidently does not preempt them for it. Then jobs give guests back too, and
+do not grow on the pending job's nodes, if that lets it start.
 
 A pending elastic job gets no growth back, since its policy decides about it. The use of an account's or QOS's limit is
 not known exactly. So growth under this limit is given back until it covers the pending job's request, or until none is
@@ -115,7 +115,7 @@ class Piece(NamedTuple):
         return sum(one.gpus for one in self.held.values()) - self.keeps.gpus
 
     def kept(self, wanted: Mapping[str, int]) -> list[str]:
-        """Return the nodes that a plain job keeps: those of lowest rank in `wanted`, which ranks the nodes that the
+        """Return the nodes that a plain job keeps: the ones of lowest rank in `wanted`, which ranks the nodes that the
         pending job needs. A node without a rank is kept first."""
         return sorted(self.held, key=lambda name: (wanted.get(name, 0), name))[: self.keeps.nodes]
 
@@ -451,7 +451,6 @@ def _places(want: _Want, round_: Round) -> dict[str, Resources]:
 
 
 def _capacity(node: Node, round_: Round) -> Resources:
-    """Return the GPUs, CPUs and memory of the node. CPUs or memory are 0 if Slurm does not show them."""
     given = round_.settings.whole_node_gpus
     gpus = node.gpus or max((given[name] for name in node.partitions if name in given), default=0)
     return Resources(gpus, node.cpus, node.memory_mb)

@@ -98,7 +98,7 @@ class GpuPool:
 
     def __init__(self, rules: PartitionRules) -> None:
         self.free = rules.free.trial()
-        """Free GPUs of each node, without those that are kept for waiting jobs."""
+        """Free GPUs of each node, minus the GPUs that are kept for waiting jobs."""
         self._kinds, self._later, self._closed = rules.kinds, rules.later, rules.closed
         self._given: Counter[str] = Counter()
         self._known = True
