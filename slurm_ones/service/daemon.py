@@ -179,7 +179,6 @@ class Daemon:
         return self._companion
 
     def _drop(self) -> None:
-        """Close the companion, whose memory of jobs may be out of date."""
         if self._companion is not None:
             self._companion.close()
         self._companion = None

@@ -63,8 +63,7 @@ OTHERS, OWN = "other jobs", "own sizes"
 """Labels for the source of a prediction: other jobs, or the job's own measurements at other sizes."""
 HELD = ("gpu_seconds", "gpu_seconds_gained", "gpu_seconds_given_up")
 MOST_OFF = 1000.0
-"""Largest ratio of measured to predicted throughput; larger ones count as this, smaller ones as at least 1 /
-MOST_OFF."""
+"""Largest ratio of measured to predicted throughput; a ratio beyond it, or below its inverse, is set to this bound."""
 
 Who = tuple[str, str]
 """Labels (partition, account)."""
@@ -192,7 +191,8 @@ class Metrics:
         self._shown: set[tuple[str, ...]] = set()
         """Names and labels of series labelled by a reason, which Prometheus may have read already."""
         self._later: list[tuple[tuple[str, ...], Total]] = []
-        """Series that this tick shows at 0 for the first time. The next tick adds one for each entry."""
+        """Series that this tick shows at 0 for the first time. The next tick adds 1 for each time a series is
+        listed."""
         self._present = _Present(clock)
         self.registry.register(self._present)
         self._figures: dict[str, Any] = {}
@@ -272,7 +272,7 @@ class Metrics:
 
     def _hold(self, tick: Tick, whose: Mapping[int, Who]) -> None:
         """Count the GPU-seconds that jobs held since the last tick. A gap of more than `LATE` intervals counts as
-        `LATE`."""
+        `LATE` intervals."""
         seen = tick.observation.snapshot.time
         since, self._seen = self._seen, seen
         if since is None:

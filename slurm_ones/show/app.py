@@ -50,8 +50,8 @@ class Web:
     ) -> None:
         """Serve the database that `opened` opens, and the logs that `logs` finds.
 
-        A request must have the secret `token`, unless that is empty, and then shows all jobs. If `user_header` is
-        given, a proxy names the user in this HTTP header, and the request shows only the user's jobs.
+        A request with the secret `token` shows all jobs; an empty `token` is not checked. If `user_header` is given, a
+        proxy names the user in this HTTP header, and the request shows only the user's jobs.
         """
         self.feed = TickFeed(opened)
         self._opened, self._token, self._logs, self._user_header = opened, token, logs, user_header

@@ -346,7 +346,7 @@ JOBS = _of(
 )
 """Columns of `slurm-ones jobs`."""
 TOP = _of(JOB, "job_id user name st shape batch samples_per_s epochs left_s resizes why")
-"""Columns of `slurm-ones top`. The last one takes the rest of the width."""
+"""Columns of `slurm-ones top`. The last one takes the remaining width."""
 RUNNING = _of(JOB, "job_id name user shape batch samples_per_s epochs left_s resizes why")
 WAITING = _of(JOB, "job_id name user state why")
 ENDED = _of(JOB, "job_id name user state end_time jct_s resizes pause_s")

@@ -28,7 +28,7 @@ Floats = npt.NDArray[np.float64]
 WIDTH, HEIGHT = 1000.0, 240.0
 """Size of a drawing in SVG units."""
 MOST_SHAPES = 4_000
-"""Largest number of shapes of a chart. If a shape for each size of each job is too many, a job is one sampled shape."""
+"""Largest number of shapes of a chart. If one for each size of each job is too many, each job gets one shape."""
 FEWEST_INTERVALS = 24
 """Fewest intervals at which sizes are sampled, however many jobs run at once."""
 NAMED = 12
@@ -79,7 +79,7 @@ def of_time(begin: float, end: float) -> Axis:
 
 
 def of_magnitudes(low: float, high: float, unit: str) -> Axis:
-    """Return a logarithmic axis with marks at powers of ten; if it is short, also at 2 and 5 times these."""
+    """Return a logarithmic axis with marks at powers of ten and, if it is short, at 2 and 5 times a power."""
     span, factors = math.log10(high / low), (1, 2, 5) if high < 1e5 * low else (1,)
     powers = [10.0**n for n in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)]
     values = [factor * power for power in powers for factor in factors if low <= factor * power <= high]
@@ -123,7 +123,7 @@ def gpus_over_time(
     The title of each shape names its job and size. GPUs that the user did not request are hatched. `by` says what has a
     colour of its own: "job" (its colour may be in `colours`), "user" or "partition". The vertical scale reaches at
     least `least` GPUs. `others` lists (time, GPUs) of each change in the GPUs of jobs that did not opt in. If there are
-    such GPUs, a line shows `capacity` less these. With `elapsed`, the time axis has hours since `begin`.
+    such GPUs, a line shows `capacity` minus them. With `elapsed`, the time axis has hours since `begin`.
     """
     begin = begin if elapsed else max(begin, min((row.start for row in rows), default=begin))
     bars = [

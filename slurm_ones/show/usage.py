@@ -99,7 +99,7 @@ class Usage:
     resized: tuple[Resized, ...] = ()
     stretches: tuple[SizeSpan, ...] = ()
     predicted_jct_s: float | None = None
-    """JCT predicted for the job at the requested size, from its throughput there (view `what_if`). None if unknown."""
+    """JCT predicted for the job at the requested size (view `what_if`). None if unknown."""
     asked_gpu_hours: float | None = None
     """GPU-hours predicted for the job at the requested size. None if unknown."""
 
