@@ -1,7 +1,7 @@
 """Oracle that replaces the companion: its policy is given each job's true curves, and schedules take effect at once.
 
-Published studies make the same assumptions. Cluster and jobs are those of other simulations, but nothing waits for
-Slurm, nothing is learned, and writing a checkpoint takes no time. Only starts and resizes of jobs take time.
+Published studies make the same assumptions. Cluster and jobs are as in other simulations, but nothing waits for Slurm,
+nothing is learned, and writing a checkpoint takes no time. Only starts and resizes of jobs take time.
 """
 
 from __future__ import annotations
@@ -350,8 +350,7 @@ def place_near(
 ) -> dict[str, int]:
     """Place a job as `place` does, but prefer the job's `own` nodes.
 
-    Own nodes are chosen if they are fewer than the nodes of `place`. If they are equally many, they are chosen unless
-    more GPUs stay free on them.
+    Of both placements, the one on fewer nodes is chosen; if equal, the one that leaves fewer GPUs free on its nodes.
     """
     found = place(shape, free, cluster, spread=spread, kind=kind)
     if not (found and own) or spread or cluster.uniform or len(cluster.kinds) > 1:

@@ -186,7 +186,7 @@ def run_companion(
 ) -> Iterator[Store]:
     """Context that runs a companion on the world until `on_tick` returns True, and yields the companion's database.
 
-    The database is new. It is in the world's directory unless the settings name another. `make` returns the policy;
+    The database is new. It is in the world's directory if the settings name no other. `make` returns the policy;
     without it, the settings name the policy. Raises `SimulationFailed`.
     """
     stop = VirtualStop(world, settings.interval_s, settings.resize.advance_s, log.check)

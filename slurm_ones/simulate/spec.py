@@ -126,7 +126,7 @@ def asked_shape(gpus: int, spec: ClusterSpec) -> Shape:
 
 
 def rounded(gpus: int, per_node: int) -> int:
-    """Return a number of GPUs, rounded up so that the fewest possible nodes have equally many of them."""
+    """Return `gpus`, rounded up so that the fewest possible nodes have equally many GPUs each."""
     nodes = -(-gpus // per_node)
     return -(-gpus // nodes) * nodes
 

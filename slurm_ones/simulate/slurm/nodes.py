@@ -1,4 +1,4 @@
-"""Nodes of a simulated cluster, its partitions, and the rest of its configuration."""
+"""Nodes of a simulated cluster, its partitions, and its configuration."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class PartitionSpec:
     max_time_s: float = 0.0
     default: bool = True
     cpus_per_node: int = 0
-    """CPUs of each node; 0 if Slurm does not count CPUs. `memory_mb` likewise."""
+    """CPUs of each node; 0 if Slurm does not count CPUs. `memory_mb` is its memory in MB, or 0."""
     memory_mb: int = 0
     tier: int = 1
     """PriorityTier: jobs in a partition of a higher tier start before others."""

@@ -215,7 +215,7 @@ class SchedulingPass:
     def _room(self, job: QueuedJob, free: Ledger) -> Ledger:
         """Return the free resources that this job may use.
 
-        They exclude resources reserved for a waiting job, unless this job ends before that job starts.
+        Resources reserved for a waiting job are excluded if this job might end after that job's start.
         """
         for begins, then in self._kept:
             free = free.at_most(then) if self._ends(job) > begins else free
@@ -244,8 +244,8 @@ class SchedulingPass:
     def _preempt(self, job: QueuedJob, free: Ledger) -> bool:
         """Choose jobs to preempt until this job fits, and keep nodes and licences for it. Return True if it will fit.
 
-        Resources of jobs that are ending already are counted first. If the job would not even fit with all preemptible
-        jobs gone, none is chosen.
+        Resources of jobs that are ending already are counted first. If the job would not fit even without all
+        preemptible jobs, none is chosen.
         """
         guests = self._preemptable(job)
         if not guests:

@@ -120,7 +120,7 @@ class TaskArray:
 
     @property
     def room(self) -> int:
-        """Number of tasks that may start now in addition to those that run."""
+        """Number of tasks that may start now in addition to the running tasks."""
         if not self.throttle:
             return len(self.records) + sum(len(record.array_tasks) for record in self.records)
         return self.throttle - sum(record.running or record.ending for record in self.records)

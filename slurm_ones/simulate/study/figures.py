@@ -213,7 +213,7 @@ RESAMPLES = 4000
 
 @dataclass(frozen=True)
 class Estimate:
-    """Mean over seeds, with the bounds of its 95 % confidence interval. With one seed, the bounds are NaN."""
+    """Mean of a metric over seeds, and the bounds of its 95 % confidence interval: NaN with one seed."""
 
     mean: float
     low: float
@@ -252,8 +252,8 @@ def estimate(values: Sequence[float] | Floats) -> Estimate:
 
 
 def compare(jct: Sequence[Floats], first: Sequence[Floats]) -> Comparison:
-    """Compare a policy's JCTs with those of the first policy. Each argument has an array for each seed; their jobs
-    are the same, in the same order."""
+    """Compare a policy's JCTs with those of the first policy. Each argument has an array of JCTs for each seed; both
+    have the same jobs in the same order."""
     means = np.array([float(seed.mean()) for seed in jct])
     others = np.array([float(seed.mean()) for seed in first])
     paired = np.concatenate(list(jct)) - np.concatenate(list(first))
@@ -286,8 +286,8 @@ def against_bound(outcome: Outcome, bound: Bound, interval_s: float) -> dict[str
     - `alone_s`: the time that a job takes with the cluster to itself.
     - `sharing_s`: the cost of sharing the cluster, in the fluid schedule.
     - `pauses_s`: time with GPUs but without training, and the wait for the first decision.
-    - `rest_s`: all else. GPUs cannot be divided, placement matters, some changes are not worth their cost, and policies
-      know and decide imperfectly.
+    - `rest_s`: all other causes. GPUs cannot be divided, placement matters, some changes are not worth their cost, and
+      policies know and decide imperfectly.
     """
     mean = float(completion_times(outcome).mean())
     paused = [job.lost_gpu_s * job.running_s / job.gpu_s if job.gpu_s > 0 else 0.0 for job in outcome.jobs]

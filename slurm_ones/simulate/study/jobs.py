@@ -38,7 +38,7 @@ from slurm_ones.slurm.command import CommandClient, error_of, with_retries
 from slurm_ones.slurm.model import ENDED, JobState
 
 TRIES = 3
-"""Largest number of attempts to run a part, within one command."""
+"""Largest number of attempts to run a part of the study, within one command."""
 MOST_TASKS = 500
 """Largest number of parts in one job array. By default Slurm allows about 1,000 tasks."""
 USUAL_MIN = 120
@@ -51,8 +51,8 @@ SAME_AGAIN = {
 }
 """End states after which another attempt would end the same way, with the reason shown to the user."""
 LEADS_TO_SLURM = ("SLURM_CONF", "SLURM_JWT")
-"""Slurm variables that are kept in the environment. All others are those of the Slurm job in which the command itself
-may run."""
+"""Slurm variables that are kept in the environment. All others are removed: they describe a Slurm job in which the
+command itself may run."""
 
 _UNSENT = re.compile(r"[0-9a-f]{32}\.pkl|\.submission_file_[0-9a-f]{32}\.sh")
 """Names of the files that submitit leaves if Slurm refuses its jobs. Names of other files contain a job id."""

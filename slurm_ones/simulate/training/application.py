@@ -376,8 +376,8 @@ class Hot:
     recover_s: float = 5.0
     """Seconds from the loss of a block until the remaining blocks train again."""
     terms: bool = False
-    """True if each change restarts training from a checkpoint, in a new term. Then all costs here must be those of such
-    a change."""
+    """True if each change restarts training from a checkpoint, in a new term. Then all costs here must be the costs of
+    such a change."""
 
     def __post_init__(self) -> None:
         for name in ("pause_s", "shrink_pause_s", "launch_s", "recover_s"):

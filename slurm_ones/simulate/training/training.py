@@ -402,7 +402,7 @@ class Training:
 
     def _all_gone(self) -> None:
         """Go back to the last checkpoint, because no member is left. If another block is starting, it begins a term
-        there."""
+        from this checkpoint."""
         if self.phase is Phase.DRAINED:
             self._reporter.bye(self._position, "drained", TERMINATED)
         self.lost_samples += self.curve.used(self._position) - self.curve.used(self.durable)
@@ -507,7 +507,7 @@ class Training:
         return max(batch // row.quantum, 1) * row.quantum if row is not None else batch
 
     def _check_size(self) -> None:
-        """Note a start on a number of GPUs that the strategy cannot use. A real job would fail there."""
+        """Note a start on a number of GPUs that the strategy cannot use. A real job would fail."""
         limits = self.application.limits(self.durable.progress)
         if limits is None:
             return
@@ -519,7 +519,6 @@ class Training:
     # -- training ------------------------------------------------------------------------------------------------
 
     def _train(self) -> None:
-        """Start training from the present position."""
         self.phase = Phase.TRAINING
         self._reporter.update_spec(self._position)
         # Of several kinds of GPU the slowest sets the pace.

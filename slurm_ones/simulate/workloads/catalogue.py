@@ -83,7 +83,7 @@ class Kind:
     top: float
     """Final validation metric of training at the base batch."""
     drops: tuple[float, ...] = ()
-    """Moments at which the learning rate drops, as shares of the training. The noise scale jumps up there."""
+    """Moments at which the learning rate drops, as shares of the training. The noise scale then jumps up."""
     tolerance: float = 0.005
     """Share of `top` by which the final metric may be lower and still satisfy the user."""
     target: float = math.nan

@@ -102,7 +102,7 @@ def sensible_requests(app: Application, gpus: int, per_node: int) -> list[UserRe
 
 
 def _possible(app: Application, sizes: Sequence[int], per_node: int) -> list[int]:
-    """Return those of `sizes` that the application's strategy can use on nodes of `per_node` GPUs."""
+    """Return the `sizes` that the application's strategy can use on nodes of `per_node` GPUs."""
     limits = app.limits(0.0)
     rows = {size: limits.at(size) if limits is not None else SizeLimits(size, size) for size in sizes}
     return [
@@ -137,7 +137,7 @@ time."""
 OFFERED = 2.3
 """GPU-hours that jobs request, divided by the cluster's GPU-hours up to the last submission, at load 1.
 
-It is that of Pollux's default study, which submits 160 jobs within eight hours on 64 GPUs.
+The value is from Pollux's default study, which submits 160 jobs within eight hours on 64 GPUs.
 """
 VARIANTS = 4
 """Largest number of applications that a workload makes from one kind, each with other random factors."""
@@ -175,8 +175,8 @@ MIXES: dict[str, Mix] = {
     "uniform": Mix(tuple(KINDS.values()), (1 / len(KINDS),) * len(KINDS)),
     "strategies": Mix(tuple(MIXED), tuple(MIXED.values()), jobs=60),
 }
-"""Mixes of jobs from which workloads are generated. "ones-sc21" is that of ONES (SC21). "philly" has as few large jobs
-as Philly, "uniform" equally many jobs of each kind, and "strategies" jobs with training strategies."""
+"""Mixes of jobs from which workloads are generated. "ones-sc21" is the mix of ONES (SC21). "philly" has as few large
+jobs as Philly, "uniform" equally many jobs of each kind, and "strategies" jobs with training strategies."""
 
 
 def generate(
