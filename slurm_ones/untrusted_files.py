@@ -107,8 +107,8 @@ def foreign(job: HasFiles) -> bool:
 
 @contextmanager
 def directory_of(path: Path, uid: int, whose: str = "the job's user") -> Iterator[int]:
-    """Open the directory at `path` and yield its descriptor. It must belong to `uid`, whom `whose` describes, and be no
-    link.
+    """Open the directory at `path` and yield its descriptor. It must be no link and belong to `uid`, whom `whose`
+    describes in errors.
 
     Raises FileNotFoundError if it does not exist. Raises `NotBelieved` if `path` is relative, is no directory, is a
     link, belongs to another user or cannot be opened. Links above it in the path are followed; they can only lead to

@@ -93,8 +93,8 @@ class SlurmClient(Protocol):
     def details(self, job_ids: Collection[int]) -> dict[int, SlurmJob]:
         """Read these jobs in one call; jobs that Slurm does not know are left out.
 
-        Consistency: the result has all fields. A snapshot lacks those that cost too much, such as whether the user gave
-        an exact task count.
+        Consistency: the result has all fields. A snapshot lacks fields that cost too much, such as whether the user
+        gave an exact task count.
         """
 
     def quotas(self, users: Collection[str]) -> Quotas:

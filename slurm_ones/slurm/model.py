@@ -335,7 +335,7 @@ class Partition:
     """True if every job gets whole nodes."""
     default: bool = False
     qos: str = ""
-    """QOS of the partition: its limits bind all jobs there, in addition to each job's own QOS; "" for none."""
+    """QOS of the partition, whose limits bind all its jobs in addition to each job's own QOS; "" for none."""
     tier: int = 1
     """Priority tier: under preempt/partition_prio, jobs of higher tiers preempt jobs of lower ones."""
     preempt_mode: str = ""

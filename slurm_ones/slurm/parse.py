@@ -51,7 +51,7 @@ from slurm_ones.slurm.fields import (
 from slurm_ones.slurm.model import JobState, Node, Partition, Quota, Quotas, Reservation, SlurmJob
 
 BITSTR = {"SLURM_BITSTR_LEN": "0"}
-"""Environment in which Slurm lists all tasks of an array, and not only 64 characters of them."""
+"""Environment in which Slurm lists all tasks of an array. By default it cuts the list after 64 characters."""
 FORMAT = "SQUEUE_FORMAT2"
 """Environment variable from which squeue takes its columns."""
 COMMAND = ("squeue", "--noheader", "--states=all", "--array")
