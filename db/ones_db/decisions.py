@@ -36,7 +36,7 @@ _DECIDED_UNTIL = select(select(func.max(DECISIONS.c.id)).scalar_subquery(), func
 
 
 def _first(lines: Select[Any], most: int) -> Select[Any]:
-    """Return the query `lines` with at most `most` jobs of each decision: first those whose shape or batch changes."""
+    """Return the query `lines` with at most `most` jobs of each decision; jobs that change come first."""
     pairs = (("nodes", "from_nodes"), ("gpus_per_node", "from_gpus_per_node"), ("batch", "from_batch"))
     changes = or_(*(DECISION_JOBS.c[new].is_distinct_from(DECISION_JOBS.c[old]) for new, old in pairs))
     order = (case((changes, 0), else_=1), JOBS.c.job_id)
@@ -138,7 +138,7 @@ class DecisionStore(Transactions):
         """Return the last `limit` decisions, newest first, each with its jobs.
 
         `before` selects decisions with a lower id, `user` the jobs of one user, `changes` the jobs whose change the
-        companion began to carry out. `most` limits a decision's jobs: first those that get another shape or batch.
+        companion began to carry out. `most` limits a decision's jobs; jobs that change come first.
         """
         query = select(DECISIONS).where(DECISIONS.c.cluster_id == self._cluster)
         query = query.order_by(DECISIONS.c.id.desc()).limit(limit)
@@ -204,7 +204,7 @@ class DecisionStore(Transactions):
     ) -> ResizeRecord:
         """Store the state that a resize enters, before that state's action is taken. Return the resize.
 
-        `deadline` is that of the new state, in Unix seconds. Without an order number, the stored one stays.
+        `deadline` is the new state's, in Unix seconds. Without an order number, the stored one stays.
         """
         before = self._resize(connection, resize_id)
         if before.ended is not None:
@@ -302,7 +302,7 @@ class DecisionStore(Transactions):
     def resizes(
         self, connection: Connection, job_id: int | None = None, decisions: Sequence[int] | None = None
     ) -> list[ResizeRecord]:
-        """Return the resizes of a job or of all jobs, oldest first; with `decisions` (ids), only of these."""
+        """Return the resizes of a job, of these decisions (ids), or all resizes, oldest first."""
         query = with_job(RESIZES, self._cluster).order_by(RESIZES.c.id)
         if decisions is not None:
             query = query.where(RESIZES.c.decision_id.in_(decisions))

@@ -390,7 +390,7 @@ class BlockStore(Transactions):
     def memberships(
         self, connection: Connection, job_id: int, limit: int = 100, order: int | None = None
     ) -> list[MembershipRecord]:
-        """Return a job's memberships, newest first. With `order`, only those that the order with this number caused."""
+        """Return a job's memberships, newest first. With `order`, only memberships that this order caused."""
         query = (
             _MEMBERS.where(RUNS.c.job_id == key_of(connection, self._cluster, job_id))
             .order_by(RUNS.c.restart.desc(), MEMBERSHIPS.c.number.desc())

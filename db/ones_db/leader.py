@@ -308,7 +308,6 @@ class SessionLock:
             yield self._connection
 
     def _end(self) -> None:
-        """End the session, so that the server frees the lock."""
         connection, self._connection, self._pid = self._connection, None, None
         if connection is not None:
             with suppress(SQLAlchemyError):

@@ -67,7 +67,6 @@ _JOB = ["cluster", "job_id", "submit_time"]
 
 
 def _of_job(found: DataFrame, job_id: int, cluster: str) -> DataFrame:
-    """Return the rows of the newest job with this id."""
     found = found[found["cluster"] == cluster] if cluster else found
     if found.empty:
         raise QueryError(f"nothing was measured of job {job_id}")

@@ -365,7 +365,7 @@ NO_REASON = Reason("")
 
 
 def reason(code: str, **arguments: Argument) -> Reason:
-    """Return the reason with this code. Raises KeyError if code or arguments are not those of a sentence."""
+    """Return the reason with this code. Raises KeyError if no sentence has this code, or if its arguments differ."""
     wanted = _arguments_of(code)
     if wanted != arguments.keys():
         raise KeyError(f"reason {code}: takes {sorted(wanted)}, not {sorted(arguments)}")

@@ -279,7 +279,7 @@ class PlacedPoint(NamedTuple):
     gpus_per_node: int
     batch: int
     samples_per_s: float
-    """Median of the newest few measurements."""
+    """Median throughput of the newest few measurements."""
     time: float
     """Time of the newest measurement."""
     kind: str = ""
@@ -378,7 +378,7 @@ class RunReports:
     offset: int
     """Number of bytes of the file that have been read so far, these reports included."""
     number: int | None
-    """Number of the last report among those just read, even if it was refused. None if there was none."""
+    """Number of the last report that was just read, even if it was refused. None if there was none."""
     spec: Spec | None = None
     """Spec of the job, if it was read too. A spec by itself does not show that the run has started."""
     lines: Sequence[ReportLine] = ()

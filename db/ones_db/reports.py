@@ -30,7 +30,7 @@ _sample, _epoch = _values(THROUGHPUT, Throughput), _values(EPOCHS, Epoch)
 MOST = 2**53
 """Upper limit for sums of numbers that jobs report, since a job could report any number."""
 LAST_RUNS = 19
-"""Number of a job's newest runs whose positions `report_positions` returns. A tick reads reports of fewer runs."""
+"""Number of a job's newest runs that `report_positions` returns, more than the runs that a tick reads."""
 MAX_NOTE = 4_000
 """Longest note of a run that is stored, in characters. Of a longer note the end is kept."""
 

@@ -1,8 +1,8 @@
 """Retention: combines old samples into longer ones and deletes old details, in many small transactions.
 
 A combined sample replaces several. It has the sum of their seconds and training samples, the mean of loss, noise and
-GPU use, and the largest memory. Position, progress, time and number are those of the last one. So queries and views
-treat combined and single samples alike. The newest few samples of each run and batch are not combined, since
+GPU use, and the largest memory. Position, progress, time and number are the last sample's. So queries and views treat
+combined and single samples alike. The newest few samples of each run and batch are not combined, since
 `ones_db.history` reads them for learning.
 """
 
@@ -31,7 +31,7 @@ _KIND = "batch, epoch, change, stretch, measured, noisy, busy, single"
 """Columns that must be equal in samples that are combined.
 
 Samples that count in the views (`views.MEASURED`) are not combined with others. Samples with noise are not combined
-with those without, nor samples with idle, busy and unknown GPUs. So sums over only one of these sorts stay the same.
+with those without, nor samples with idle, busy and unknown GPUs. So sums over only one of these classes stay the same.
 """
 
 
@@ -74,7 +74,7 @@ _OF_RUN = THROUGHPUT.c.run_id == bindparam("run")
 _STATE = select(RUNS.c.report_number, select(func.count()).where(_OF_RUN).scalar_subquery())
 _STATE = _STATE.join(JOBS, JOBS.c.id == RUNS.c.job_id)
 _STATE = _STATE.where(RUNS.c.id == bindparam("run"), JOBS.c.end_time < bindparam("before"))
-"""Query of (last report's number, number of samples) of a run. It has no row unless the job ended before `before`."""
+"""Query of (last report's number, number of samples) of a run. It has a row only if the job ended before `before`."""
 _BEFORE_LAST = THROUGHPUT.c.number >= bindparam("first"), THROUGHPUT.c.number < bindparam("last")
 _DELETION = THROUGHPUT.delete().where(_OF_RUN, *_BEFORE_LAST)
 _COMBINED = ("samples", "seconds", "loss", "noise", "progress", "nonfinite", "gpu_use", "gpu_memory")

@@ -64,7 +64,7 @@ def same_record(kind: Callable[..., T], names: tuple[str, ...], values: tuple[An
 
 @cache
 def _fields(kind: Any) -> tuple[tuple[tuple[str, str], ...], tuple[tuple[str, _Kind], ...]]:
-    """Return (field, column) for each field that is one column, and (field, conversion) for the others."""
+    """Return (field, column) for each field that is one column, and (field, conversion) for all other fields."""
     hints = {name: hint for name, hint in get_type_hints(kind).items() if get_origin(hint) is not ClassVar}
     kinds = {name: found for name, hint in hints.items() if (found := _kind(hint)) is not None}
     return tuple((name, COLUMNS.get(name, name)) for name in hints if name not in kinds), tuple(kinds.items())

@@ -157,7 +157,7 @@ class Imported(NamedTuple):
 
     new: int = 0
     changed: int = 0
-    """Number of jobs that an earlier import had stored, and to which this one added something."""
+    """Number of jobs that an earlier import had stored, and to which this import added something."""
     same: int = 0
     companion: int = 0
     """Number of jobs that the companion has seen. An import does not change them."""
@@ -202,7 +202,7 @@ Row = Mapping[Any, Any]
 def _known(
     connection: Connection, cluster: int, job_ids: Sequence[int]
 ) -> tuple[dict[int, list[Row]], dict[int, list[RunRecord]]]:
-    """Return the stored jobs by job id, and the runs of those known only from accounting by jobs.id."""
+    """Return the stored jobs by job id, and by jobs.id the runs of jobs that are known only from accounting."""
     known: dict[int, list[Row]] = defaultdict(list)
     query = (
         select(JOBS, ACCOUNTING.c.import_time)

@@ -31,7 +31,7 @@ _ENDED = f"""SELECT l.id FROM (SELECT j.id FROM jobs j WHERE j.cluster_id = :clu
 
 
 class TimelineRow(NamedTuple):
-    """A run for a timeline, or the part of a run between two changes of its blocks. `end` is None while it goes on."""
+    """A run for a timeline, or the part of a run between two changes of its blocks. `end` is None until it ends."""
 
     job_id: int
     name: str

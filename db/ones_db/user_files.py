@@ -220,7 +220,7 @@ def _concerning(jobs: Select[Any]) -> ColumnElement[bool]:
 KEEP_S = 7 * 86_400.0
 """Time for which a user's view has a job after its end, in seconds."""
 MOST_JOBS = 500
-"""Largest number of jobs in a user's view. Jobs that have not ended come first, then those submitted last."""
+"""Largest number of jobs in a user's view. Jobs that have not ended come first, then the last submitted ones."""
 MOST_RUNS, MOST_RESIZES, MOST_BLOCKS = 100, 50, 200
 """Largest number of runs, resizes and blocks of a job in a user's view. The newest are kept."""
 MOST_DECISIONS = 20
@@ -380,7 +380,7 @@ _FIGURES = (
     .group_by(BLOCKS.c.job_id),
     select(PROMISES.c.job_id, PROMISES.c.time).where(keyed(PROMISES.c.job_id)),
 )
-"""Queries of a few numbers about each job. If a row of the job in its user's view changes, so does one of them."""
+"""Queries of numbers about each job, at least one of which changes with the job's rows in its user's view."""
 _NEW_DECISIONS = (
     select(DECISION_JOBS.c.job_id, func.max(DECISION_JOBS.c.decision_id))
     .where(DECISION_JOBS.c.decision_id > bindparam("last"))

@@ -343,7 +343,6 @@ _TYPES = {int: "int", float: "float", str: "text", bool: "bool", StrategyLimits:
 
 
 def _columns() -> Iterator[tuple[Column, str]]:
-    """Yield the columns of `JobSummary`, each with its SQL."""
     for field, hint in get_type_hints(JobSummary, include_extras=True).items():
         inner, *columns = get_args(hint)
         kind = _TYPES[(get_args(inner) or (inner,))[0]]
