@@ -5,10 +5,10 @@ remaining work is assumed, and its predicted speed less a margin. Running jobs w
 size, and reservations keep their GPUs. The method is minimum satisfactory shares (`policy.timeline`, after ElasticFlow,
 ASPLOS 2023).
 
-The need of a job with a promise is the fewest GPUs now with which it can still end in time, if it grows later. A slower
-size loses at least `UNMET` times the weight of all jobs, so the search serves promises first. GPUs beyond the need are
-assigned as to any other job. PAC-ML (arXiv 2301.13799; known to us from summaries only) learns the smallest size that
-meets a deadline, for one job at a time.
+The need of a job with a promise is the fewest GPUs with which it can run now and still end in time by growing later. A
+slower size loses at least `UNMET` times the weight of all jobs, so the search serves promises first. GPUs beyond the
+need are assigned as to any other job. PAC-ML (arXiv 2301.13799; known to us from summaries only) learns the smallest
+size that meets a deadline, for one job at a time.
 
 A refused deadline is considered again until it has passed, since other jobs may end. While a job has too few GPUs to
 keep its promise, and may not be resized, no further promise is given.
@@ -29,9 +29,9 @@ from slurm_ones.policy.tables import Tables, predict, within
 from slurm_ones.policy.timeline import Filled, FreeTimeline, SpeedCurve, admitted, filled
 
 UNMET = 4.0
-"""Penalty for a job with a promise that gets fewer GPUs than it needs, as a multiple of the weight of all jobs."""
+"""Penalty for giving a job fewer GPUs than its promise needs, as a multiple of the weight of all jobs."""
 FORCED = 0.01
-"""Fraction of a size's worth that counts, for a job that must change, if the change does not repay its pause."""
+"""Fraction of a size's worth that counts for a job that must change, though the change does not repay its pause."""
 CONSIDERED = 8
 """Largest number of jobs considered for a promise in one decision. Jobs that were never refused come first."""
 SPARE = 0.03

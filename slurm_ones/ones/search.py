@@ -307,8 +307,8 @@ class Search:
 
 
 def _steady(cluster: ClusterView, tables: Tables) -> Tables:
-    """Return the tables in which a running job keeps its present batch at its present size, if that is nearly as good
-    as the best."""
+    """Return the tables with each running job's present batch at its present size, if it is nearly as good as the
+    best."""
     kept = np.array([job.batch for job in tables.jobs], dtype=np.int64)
     fits = [job.limits.min_batch <= job.batch <= job.limits.max_batch for job in tables.jobs]
     rows = np.arange(len(kept))

@@ -11,8 +11,8 @@ the worth of training at n. So a pause costs the worth of training at the new si
 seconds, p of them a pause, gains v g(m) (L − p) − v g(n) L.
 
 **Guests.** GPUs beyond the request are borrowed, in guests that Slurm preempts for other jobs. So a change is expected
-to last no longer than a guest. If k guests are each lost at a rate r, at a cost of c seconds, a size counts with 1 − k
-r c of its worth, at least 0.
+to last no longer than a guest. If each of k guests is lost at a rate r, and a loss costs c seconds, a size counts with
+1 − k r c of its worth, at least 0.
 
 **Leaf switches.** A job's model predicts the time of gradient exchange in a step: a step on several nodes, less a step
 on one GPU with the same local batch. Across leaf switches the exchange takes `taper` times as long, which may make
@@ -39,13 +39,13 @@ LARGEST_S = 1e15
 UNKNOWN = 0.95
 """Relative standard deviation from which a predicted speed counts as a guess."""
 PAUSES = 5.0
-"""Cost of a first size that is too large, in pauses: one pause, plus the dwell time of four pauses."""
+"""Cost of a first size that is too large, in pauses: one for the resize, four for the dwell time."""
 
 
 @dataclass(frozen=True)
 class Reach(Term):
-    """Rule that limits a job to `leap` times the most GPUs that it has had or, before its first run, to its request.
-    With `first_size` it may start larger, if its speed is known and giving up GPUs costs little."""
+    """Rule that limits a job to `leap` times the most GPUs it has had, and to its request before its first run. With
+    `first_size` it may start larger, if its speed is known and giving up GPUs costs little."""
 
     leap: float
     first_size: bool
@@ -117,8 +117,8 @@ class ChangeCosts:
 
 @dataclass(frozen=True)
 class Changes(Term):
-    """Rule that a change must repay its pause within three limits: `horizon_s`, `horizon_share` of the remaining time,
-    and `tenure` mean times at one size."""
+    """Rule that a change must repay its pause in time: within `horizon_s`, within `horizon_share` of the remaining
+    time, and within `tenure` mean times at one size."""
 
     horizon_s: float
     horizon_share: float
@@ -242,7 +242,7 @@ class Leaves(Term):
         """Return a reason for each job that does not take its next larger size only because that size crosses leaf
         switches.
 
-        Within one switch, this size would be worth its additional GPUs: at no price if they are free, else at the
+        Within one switch, that size would be worth its additional GPUs. Their price is 0 if they are free, else the
         smallest gain that any job has from its last GPU.
         """
         if not _known(at.cluster):

@@ -20,8 +20,8 @@ from slurm_ones.policy.tables import Tables, requested_allocation
 
 
 def fixed_jobs(cluster: ClusterView, jobs: Sequence[JobView]) -> dict[int, Reason]:
-    """Return the jobs that may not change in this round, by job id, each with the reason: jobs that are `fixed`, and
-    jobs whose GPUs contradict the cluster's nodes (a drained node, a snapshot taken during a change)."""
+    """Return, by job id, the reason of each job that may not change in this round. Besides `fixed` jobs, these are jobs
+    whose GPUs contradict the cluster's nodes, for example because a node was drained."""
     held: dict[str, int] = {}
     for job in jobs:
         for name, gpus in job.nodes.items():
@@ -49,8 +49,8 @@ def place(cluster: ClusterView, jobs: Sequence[JobView], wanted: Mapping[int, in
     """Return the shape of each job that gets GPUs, by job id. `wanted` is the number of GPUs that the policy wants for
     each job; `jobs` are in order of precedence.
 
-    A job that is fixed, keeps its size, or can change its size in place keeps its nodes. All other jobs are placed in
-    order. A job without room for the wanted size gets its largest smaller size that has room, or none.
+    A fixed job keeps its nodes, and so does a job of unchanged size or one that can be resized in place. All other jobs
+    are placed in order. A job without room for the wanted size gets its largest smaller size that has room, or none.
     """
     by_id = {job.job_id: job for job in jobs}
     found: dict[int, Shape] = {}

@@ -366,8 +366,8 @@ class Promise(NamedTuple):
 class Schedule:
     """Shape and batch of every job that is to run.
 
-    Every running job has an allocation or is in `parked`. A waiting job that has neither goes on waiting: Slurm starts
-    it at the shape that its user asked for, as soon as there is room.
+    Every running job has an allocation or is in `parked`. A waiting job without either keeps waiting until Slurm has
+    room for the shape that its user asked for.
     """
 
     allocations: Mapping[int, Allocation]
