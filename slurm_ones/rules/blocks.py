@@ -261,8 +261,8 @@ class GuestSizes(NamedTuple):
     def keep_base(
         self, blocks: Sequence[RunningBlock], stay: Sequence[RunningBlock], added: Iterable[tuple[int, Shape]] = ()
     ) -> bool:
-        """Tell whether enough GPUs remain in base blocks after the change. Enough is the least of three numbers: the
-        GPUs of base blocks before the change, the GPUs that the user asked for, and all GPUs of the job afterwards."""
+        """Tell whether base blocks still have as many GPUs as before the change, as the user asked for, or as the whole
+        job."""
         base, gpus = self._base(stay), sum(block.shape.gpus for block in stay)
         for _, shape in added:
             gpus += shape.gpus

@@ -1,7 +1,7 @@
 """Caps: upper limits on the total GPUs of the elastic jobs of a user, an account or a partition.
 
-A cap bounds only growth. Every job may have the GPUs that its user asked for, or its present GPUs if they are more. It
-grows further only while all jobs under the cap together stay within it.
+A cap bounds only growth. A job may always have the GPUs that its user asked for, and the GPUs that it has. It grows
+further only while all jobs under the cap together stay within it.
 
 A strict cap follows from a quota of Slurm's own, under which even a job of its requested size may wait. So it also
 limits the GPUs that the user asked for. No cap shrinks a running job, even if the cap was lowered.
@@ -45,7 +45,7 @@ class CappedJob(NamedTuple):
     elastic: Elastic
     queues: tuple[Queue, ...]
     gpus: int
-    """GPUs that the job has now, or those after its open resize if they are more."""
+    """Larger of the job's GPUs now and after its open resize."""
 
     @classmethod
     def of(cls, one: Elastic, guests: Queue | None, asked: int, gpus: int) -> CappedJob:
@@ -126,7 +126,7 @@ class CapUse:
 
 
 def entitled(job: JobView) -> int:
-    """Return the GPUs that only a strict cap can deny the job: its request, or its present GPUs if they are more."""
+    """Return the GPUs that only a strict cap can deny the job: the larger of its request and its present GPUs."""
     return max(job.requested, job.shape.gpus if job.shape is not None else 0)
 
 

@@ -99,7 +99,7 @@ def under_way(resizes: Iterable[ResizeRecord]) -> dict[int, UnderWay]:
 
 
 class GivenBack(NamedTuple):
-    """Size of a job after it has given growth back, to pending jobs or because its GPUs are idle."""
+    """Size of a job after it has given growth back, for pending jobs or because its GPUs are idle."""
 
     shape: Shape
     nodes: Mapping[str, int]
@@ -122,7 +122,7 @@ class Growth:
     """Nodes of `contested` on which jobs do not grow at all, since Slurm does not preempt guests for the
     pending job."""
     limited: Mapping[int, int] = field(default_factory=dict)
-    """Id of each job that must not grow, with the id of the pending job that waits for a limit both share."""
+    """Jobs that must not grow: for each id, the id of a pending job that waits for a limit both share."""
 
     def stops(self, elastic: Elastic, *, guests: bool) -> int | None:
         """Return the id of the pending job that keeps this job from growing; None if there is none. `guests` tells
@@ -157,7 +157,7 @@ class JobRules:
     blocks: tuple[RunningBlock, ...] = ()
     """Running blocks of a job of blocks, the leader first."""
     prepared: bool = False
-    """True for a job of blocks that was resized before, so that its array's throttle is lifted or being lifted."""
+    """True for a job of blocks that was resized before, since its array's throttle is then lifted."""
     spare: tuple[int, ...] = ()
     """Tasks of a job of blocks that may join its training, best first."""
     to_hold: tuple[int, ...] = ()
@@ -193,8 +193,7 @@ class JobRules:
 
     @property
     def requested(self) -> int:
-        """Number of GPUs that no cap takes from the job: its first request, or its present GPUs (of a waiting job: its
-        present request) if they are more."""
+        """Number of GPUs that no cap takes from the job: the larger of its first request and its present shape."""
         job = self.history.job if self.history is not None else None
         asked = job.requested_shape.gpus if job is not None else 0
         return max(asked, self.elastic.shape.gpus)
@@ -211,7 +210,7 @@ class JobRules:
 
     @property
     def gpus(self) -> int:
-        """GPUs that the job has now, or will have after its open resize if they are more."""
+        """Larger of the job's GPUs now and after its open resize."""
         return _gpus(self.elastic, self.under_way, prepared=self.prepared)
 
 
@@ -347,8 +346,8 @@ class Round:
         return CappedJob.of(one, guests_of(self.settings).get(one.partition), asked, gpus)
 
     def _growth_caps(self, jobs: Mapping[int, JobRules]) -> tuple[Cap, ...]:
-        """Return caps for the jobs that must not grow: because a pending job waits for room, because Slurm preempted
-        blocks of the job, or because its GPUs are idle."""
+        """Return caps for the jobs that must not grow, since a pending job waits for room, Slurm preempted their
+        blocks, or their GPUs are idle."""
         stopped: dict[int, list[int]] = {}
         resting: list[Cap] = []
         for job_id, job in jobs.items():
@@ -466,7 +465,7 @@ class Round:
         return held
 
     def _served(self, elastic: Elastic) -> bool:
-        """Tell whether Slurm is about to preempt guests for this pending job: it fits only on GPUs of guests, and has
+        """Tell whether Slurm is about to preempt guests for this pending job: it fits only with their GPUs, and has
         waited for at most `LOOK_S`."""
         job = elastic.job
         fresh = job.pending and self.now - max(job.submit_time, job.eligible_time) <= LOOK_S
@@ -568,8 +567,8 @@ def _untouchable(elastic: Elastic, under_way: UnderWay | None) -> Reason | None:
 
 
 def _gpus(elastic: Elastic, under_way: UnderWay | None, *, prepared: bool) -> int:
-    """Return the GPUs that the job has now, including blocks that are joining, or will have after its open resize if
-    they are more."""
+    """Return the larger of two numbers of GPUs: the job's now, with blocks that are joining, and after its open
+    resize."""
     target = under_way.target.gpus if under_way is not None else 0
     if elastic.job.pending:
         return target

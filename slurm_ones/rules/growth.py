@@ -64,7 +64,7 @@ class WaitingJob:
     shared: str = ""
     """Field of the job that names its limit (account, qos or licenses); empty if the job waits for room."""
     unserved: bool = True
-    """True if Slurm does not preempt guests for the job, because it waits for a limit, or has waited for long."""
+    """True if Slurm does not preempt guests for the job: it waits for a limit, or has waited for long."""
     limits: Collection[str] = ()
     """Names of the accounts or QOS whose limit is used up."""
     under: Callable[[SlurmJob], frozenset[str]] = field(default=lambda job: frozenset(), compare=False)
@@ -115,8 +115,8 @@ class Piece(NamedTuple):
         return sum(one.gpus for one in self.held.values()) - self.keeps.gpus
 
     def kept(self, wanted: Mapping[str, int]) -> list[str]:
-        """Return the nodes that a plain job keeps: the ones of lowest rank in `wanted`, which ranks the nodes that the
-        pending job needs. A node without a rank is kept first."""
+        """Return the nodes that a plain job keeps: those of lowest rank in `wanted`, the pending job's ranking of
+        nodes. A node without a rank is kept first."""
         return sorted(self.held, key=lambda name: (wanted.get(name, 0), name))[: self.keeps.nodes]
 
     def gives(self, wanted: Mapping[str, int]) -> Iterator[tuple[str, Resources]]:
@@ -302,8 +302,8 @@ class _Returns:
         return found
 
     def _loses_base(self, job_id: int) -> bool:
-        """Tell whether this plain job could lose GPUs that its user asked for: during its requeue a pending job of
-        `_not_served` might take them."""
+        """Tell whether a pending job of `_not_served` might take GPUs that this plain job's user asked for, during its
+        requeue."""
         free = dict(self._free)
         for piece, nodes in self._gone[job_id]:
             for name, given in piece.gives({name: name not in nodes for name in piece.held}):
@@ -426,8 +426,8 @@ class _Want(NamedTuple):
 
 
 def _places(want: _Want, round_: Round) -> dict[str, Resources]:
-    """Return the nodes on which a job with this request could start if they were empty, with the resources that it
-    takes on each."""
+    """Return the nodes on which a job with this request could start if they were empty, each with the resources it
+    needs."""
     snapshot, (_, whole, each, kind, reservation) = round_.seen.snapshot, want
     own = reservation.split(",")
     reserved = {name for one in snapshot.reservations if one.name in own for name in one.node_names}

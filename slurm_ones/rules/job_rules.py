@@ -144,7 +144,7 @@ class Kinds:
         return kind_of(elastic.holdings, self.of)
 
     def may_change(self, elastic: Elastic) -> bool:
-        """Tell whether the job may change its kind of GPU: its owner allows it, and Slurm accepts such a request."""
+        """Tell whether the job may change its kind of GPU, by its owner and by Slurm."""
         # If the blocks do not have equally many GPUs per node, each block asks for its own kind.
         asks = any(block.gpus_per_node for block in elastic.job.blocks) and not elastic.whole_nodes
         return elastic.optin is not None and bool(elastic.optin.kinds) and asks and self.given
@@ -300,8 +300,8 @@ def near_limit(job: SlurmJob, limits: LimitSettings, now: float) -> Reason | Non
 
 
 def near_end(jobs: Sequence[tuple[JobView, float]]) -> list[Reason | None]:
-    """Return, for each pair of a job and a number of seconds, a reason if the job almost surely ends within this time.
-    Return None if it does not, or if the job is pending."""
+    """Return, for each (job, seconds), a reason if the job almost surely ends within this time. Return None if it does
+    not, or if the job is pending."""
     runs = [j for j, (view, within_s) in enumerate(jobs) if view.shape is not None and view.dataset and within_s]
     views = [jobs[j][0] for j in runs]
     shapes = [view.shape for view in views if view.shape is not None]
@@ -319,7 +319,7 @@ START_S = 60.0
 """Seconds from a decision to the start of the job's next run: a checkpoint, the requeue, and Slurm's next
 scheduling."""
 LOSES_LICENSES = (25, 5, 0), (25, 11, 7)
-"""First release of Slurm that loses the licences of a requeued job, and the next release that keeps them."""
+"""Releases of Slurm that lose the licences of a requeued job: from the first to before the second."""
 
 
 class ReservedNodes(NamedTuple):
@@ -354,9 +354,8 @@ def ahead_of(job: SlurmJob, snapshot: Snapshot, now: float) -> ReservedNodes:
 def reserved_ahead(
     job: SlurmJob, shape: Shape, snapshot: Snapshot, whole_node_gpus: Mapping[str, int], now: float
 ) -> Reason | None:
-    """Return the reason why a running job could not start again at this shape on its own and free nodes: its partition
-    is closed, or reservations before its time limit leave too few nodes. None if it could, or if something else
-    prevents it."""
+    """Return the reason why a running job could not restart at this shape on its own and free nodes, else None. Reasons
+    are a closed partition, and reservations before the time limit that leave too few nodes."""
     ahead, part = ahead_of(job, snapshot, now), snapshot.partitions.get(job.partition)
     if part is not None and part.closed:
         return reason("partition_closed", partition=part.name)

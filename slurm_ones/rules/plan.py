@@ -1,7 +1,7 @@
 """Planning: which resizes of a schedule begin now.
 
-Each job that the schedule would change gets an outcome: that its resize begins, or the reason why it does not. Planning
-changes no job.
+Each job that the schedule would change gets an outcome: its resize begins, or a reason why not. Planning changes no
+job.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def plan(schedule: Schedule, rules: PartitionRules) -> ResizePlan:
     """Return the changes of the schedule that begin now, and the outcome for each job.
 
     The site's limits are checked here too, in case the policy ignores them. Caps must hold at every moment while
-    resizes are open. So each job counts with its present GPUs, or with those after its resize if they are more.
+    resizes are open. So each job counts with the larger of its GPUs before and after its resize.
     """
     jobs = rules.jobs
     parked = {id_: jobs[id_] for id_ in schedule.parked & jobs.keys() if jobs[id_].elastic.job.pending}
@@ -267,8 +267,7 @@ class _Planner:
         """Let waiting jobs of blocks without an allocation ask for their smallest size, if their present shape finds no
         room.
 
-        The first GPUs that become free then start such a job, and it grows by blocks, which can leave again. Nothing is
-        done if other jobs wait for room.
+        Such a job then starts on the first free GPUs, and grows by blocks. Nothing is done if other jobs wait for room.
         """
         rules = self._rules
         for id_, job in rules.jobs.items() if not rules.contested else ():
@@ -296,8 +295,8 @@ def _least(job: JobRules, rules: PartitionRules) -> Shape | None:
 
 
 def _turn(change: PlannedChange, schedule: Schedule) -> tuple[float, ...]:
-    """Return the key by which changes are sorted: shrinks and stops first, since they free GPUs, then by gain of
-    goodput, the largest first."""
+    """Return the key by which changes are sorted: first those that free GPUs, then by gain of goodput, the largest
+    first."""
     gained = max(_gained(change), 0) if change.elastic.job.pending else _gained(change)
     return min(gained, 1), -schedule.gains.get(change.job_id, 0.0), gained, change.job_id
 
@@ -308,7 +307,7 @@ def _open_nodes(job: JobRules, rules: PartitionRules, kind: str) -> frozenset[st
 
 
 def _own(change: PlannedChange, rules: PartitionRules) -> dict[str, int]:
-    """Return the job's GPUs on each of its nodes, without draining nodes, on which it could not start again."""
+    """Return the job's GPUs on each of its nodes, without draining nodes."""
     return {name: gpus for name, gpus in change.elastic.holdings.items() if name not in rules.draining}
 
 

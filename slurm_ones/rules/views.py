@@ -115,8 +115,7 @@ def cluster_view(round_: Round, rules: PartitionRules) -> ClusterView:
 def bounds_of(
     round_: Round, rules: PartitionRules, cluster: ClusterView, views: Sequence[JobView]
 ) -> tuple[tuple[Cap, ...], dict[int, int]]:
-    """Return the bounds on a decision in this partition: the caps (those on cost included), and by job id the GPUs that
-    owners set by hand."""
+    """Return the bounds on a decision in this partition: caps, and by job id the GPUs that owners set by hand."""
     caps = cost_caps(cluster, views, rules.jobs, round_.settings, round_.quotas.usage_factors)
     return (*rules.caps, *caps), {id_: job.asked for id_, job in rules.jobs.items() if job.asked is not None}
 
@@ -223,8 +222,8 @@ def _reserved(round_: Round, part: Partition, full: int) -> tuple[Reserved, ...]
 
 
 def _changeable(view: JobView, free: int) -> JobView:
-    """Return the view without the smaller sizes that the job cannot reach now: no subset of its blocks has them, and
-    too few GPUs are free for new blocks."""
+    """Return the view without smaller sizes that the job cannot reach now, neither by a subset of its blocks nor by new
+    blocks on free GPUs."""
     now, smaller = sum(view.nodes.values()), view.smaller or {}
     gpus = tuple(n for n in view.limits.gpus if n >= now or n in smaller or n <= free)
     return replace(view, limits=replace(view.limits, gpus=gpus))
