@@ -360,8 +360,8 @@ def lost(resize: ResizeRecord, phases: Mapping[str, float], stalled: float) -> f
     """Return the GPU-seconds that a job held while a resize paused its training.
 
     In a requeue, the job holds its old GPUs during the checkpoint, and the new ones from the script's start to the
-    first step. (After a failed resize it is the old ones again.) In a change of blocks, it holds the larger of both
-    sizes during the pause, and joining blocks until they are ready.
+    first step. After a failed resize, the new GPUs are the old ones. In a change of blocks, the job holds the larger of
+    both sizes during the pause, and joining blocks until they are ready.
     """
     old, new = resize.old_shape.gpus, resize.new_shape.gpus
     if resize.mechanism == BLOCKS:

@@ -128,7 +128,7 @@ def usage(
 ) -> list[Usage]:
     """Return the use of GPUs by a cluster's elastic jobs, in order of submission. Raises `StoreError`.
 
-    Selected are one job, one user's jobs, or all jobs that were there at some time between `since` and `until`.
+    Selected are one job, one user's jobs, or the jobs that waited or ran between `since` and `until`.
     """
     given = {"cluster": store.cluster, "job_id": job_id, "user": user or None, "since": since, "until": until}
     values = {name: value for name, value in given.items() if value is not None}
@@ -448,7 +448,7 @@ def _imports(usage: Usage, allowed: Allowed) -> str | None:
 
 
 def _repaid(usage: Usage, allowed: Allowed) -> str | None:
-    """Report that the job ended later than it would have without resizes, if it did, and how to keep its size."""
+    """If resizes made the job end later, report it, and how to keep the job's size."""
     job, predicted_s = usage.job, usage.predicted_jct_s
     if predicted_s is None or job.jct_s is None or not job.resizes or job.jct_s <= predicted_s / NEARLY:
         return None
