@@ -165,8 +165,8 @@ class Oracle:
         return {i: job.promised for i, job in self._jobs.items() if job.promised is not None}
 
     def tick(self) -> list[float]:
-        """Let the policy decide, and carry its schedule out. Return the real seconds that the decision took, in a list,
-        which is empty if there are no jobs."""
+        """Let the policy decide, and carry its schedule out. Return a list with the real seconds of the decision; empty
+        if there are no jobs."""
         live = self._live()
         if not live:
             return []
@@ -411,7 +411,7 @@ class GpuChange(NamedTuple):
     own: Nodes
     kind: str = ""
     optional: bool = False
-    """True if the job keeps its number of GPUs, and is moved only if it then uses fewer nodes."""
+    """True if the job keeps its number of GPUs, and moves only onto fewer nodes."""
 
 
 class GpuPlan(NamedTuple):

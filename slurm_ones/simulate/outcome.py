@@ -215,8 +215,8 @@ class RunFigures:
 
 
 def _held(records: Sequence[SimulatedJob], now: float) -> Iterator[Segment]:
-    """Yield the segments of a job. A plain job has one for each run, a job of blocks one for each set of GPUs that it
-    held."""
+    """Yield the segments of a job. A plain job has a segment for each run, a job of blocks one for each set of GPUs
+    that it held."""
     held = [a for record in records for a in record.held(now)]
     if not held:
         return

@@ -276,8 +276,8 @@ class SchedulingPass:
         return not victim.held.keys().isdisjoint(nodes) or any(name in licenses for name, _ in victim.of.licenses)
 
     def _preemptable(self, job: QueuedJob) -> list[RunningJob]:
-        """Return the running jobs that this job may preempt, in order: lowest QOS priority, then fewest nodes, then
-        youngest if so configured."""
+        """Return the running jobs that this job may preempt, in order: lowest QOS priority, then fewest nodes, then, if
+        so configured, the youngest first."""
         conf, parts = self._conf, self._nodes.partitions
         preempts, tier = conf.qos_of(job.of.qos).preempts, parts[job.partition].tier
         if not preempts and not any(part.preempt and part.tier < tier for part in parts.values()):

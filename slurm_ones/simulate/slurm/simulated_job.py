@@ -368,7 +368,7 @@ class JobRecords:
     def named(self, job_id: JobKey) -> list[SimulatedJob]:
         """Return the records that a command with this id changes.
 
-        The id is that of a job, of an array (all its tasks), or of one task, which then gets its own record.
+        An array's id stands for all its tasks. A single task gets its own record first.
         """
         if isinstance(job_id, Task):
             return [self.set_apart(self.get(job_id), job_id.task)]

@@ -173,7 +173,7 @@ class StudyFolder:
     def locked(self) -> Iterator[None]:
         """Context in which no other study can use the folder.
 
-        Raises `BadInput` if another study uses it, if other users can write to it, or if this user cannot.
+        Raises `BadInput` if another study uses it, other users can write to it, or this user cannot.
         """
         try:
             for folder in ("", "results", "progress", "sent", "jobs"):

@@ -8,7 +8,7 @@ Memory and sent bytes follow formulas of published systems, per transformer laye
 - leader SGD (Teng et al., 2019, arXiv 1905.10395)
 - fused jobs (Wang et al., 2021, arXiv 2102.02344)
 
-Links have a bandwidth inside a node, another one between nodes, and a time per message. A job reports the bytes that it
+Links have one bandwidth inside a node, one between nodes, and a time per message. A job reports the bytes that it
 sends, but not the bandwidths.
 """
 
@@ -89,8 +89,8 @@ class TrainedBy:
         return ring / self.period / (self.packed if self.frozen(share) else 1.0)
 
     def limits(self, most_gpus: int, local: int, share: float = 0.0) -> StrategyLimits:
-        """Return the limits that the job reports after this `share` of its training, for up to `most_gpus` GPUs, with
-        bytes per sample for passes of `local` samples."""
+        """Return the limits that the job reports after this `share` of its training, up to `most_gpus` GPUs. Bytes per
+        sample are for passes of `local` samples."""
         sizes = range(self.degree, min(most_gpus, MOST_ROWS * self.degree) + 1, self.degree)
         rows = tuple(self._row(gpus, local, share) for gpus in sizes)
         frozen = self.frozen(share)

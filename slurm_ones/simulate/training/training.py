@@ -271,8 +271,7 @@ class Training:
         block.event = self._timeline.after(self._launch_s, ready)
 
     def _named(self, task: int) -> bool | None:
-        """Return True if the current order names this block, False if it names only other blocks, and None if it names
-        none."""
+        """Return True if the current order names this block, False if only other blocks, None if no blocks."""
         order = self._believed()
         return None if order is None or order.blocks is None else task in order.blocks
 
