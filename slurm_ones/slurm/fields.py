@@ -20,7 +20,7 @@ _MEMORY = re.compile(r"(?:^|,)mem=([0-9]{1,9}(?:\.[0-9]{1,9})?)([KMGTP]?)(?![0-9
 _MB = {"K": 1 / 1024, "": 1.0, "M": 1.0, "G": 1024.0, "T": 1024.0**2, "P": 1024.0**3}
 _LICENCE = re.compile(r"([^:|;,*]+)(?:[:*]([0-9]{1,9}))?")
 ANY_OF = ("|", 0)
-"""Mark at the end of a job's licences if one of them suffices (`a|b`), and not all are needed."""
+"""Mark at the end of a job's licences if any single one suffices (`a|b`)."""
 _TASKS = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?")
 _ID = re.compile(r"\s*[0-9]{1,15}")
 DIGITS = re.compile(r"[0-9]{1,15}")

@@ -81,7 +81,7 @@ FIELDS = fields_of(SlurmJob) | {
     "exclusively": Field(EXCLUSIVE, "Exclusive", "submit_line", "submit_line", since=(26, 5)),
     "unshared": Field(UNSHARED, "OverSubscribe", "shared", before=(26, 5)),
 }
-"""Fields of a job to read: first those of `SlurmJob`, then those from which `job_of` derives further ones."""
+"""Fields of a job to read: the fields of `SlurmJob`, then others from which `job_of` derives further fields."""
 
 
 def columns_of(release: tuple[int, int]) -> tuple[str, ...]:
@@ -417,7 +417,7 @@ def nodes_of(
 ) -> dict[str, Node]:
     """Return the nodes with leaf switch and GPUs in use; nodes in an active reservation are marked unusable.
 
-    GPUs in use are the larger of two counts: the node's own, which may be incomplete, and that of its jobs.
+    GPUs in use are the larger of two counts: the node's own, which may be incomplete, and its jobs'.
     """
     used: Counter[str] = Counter()
     busy: set[str] = set()
