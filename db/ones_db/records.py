@@ -316,7 +316,7 @@ class JobHistory:
     last_resize_end: float | None
     """End of the last resize, Unix seconds. A resize that was rolled back counts too, since it paused the job."""
     epochs_since_change: int
-    """Number of epochs that ended since the last resize or change of blocks, or since the start if there was none."""
+    """Number of epochs that ended since the last resize or change of blocks; without one, since the start."""
     first_loss: float | None
     failures: int = 0
     """Number of resizes in a row, up to the newest, that had no effect. A resize does not count if it failed because

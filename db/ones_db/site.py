@@ -113,7 +113,7 @@ class SiteStore(Transactions):
 
     @reading
     def other_gpus(self, connection: Connection, since: float) -> list[tuple[float, int]]:
-        """Return (time, GPUs of jobs that did not opt in) of each change since a time, and of the last one before."""
+        """Return (time, GPUs of jobs that did not opt in) for each change since a time and the last one before."""
         own, time = OTHER_GPUS.c.cluster_id == self._cluster, OTHER_GPUS.c.time
         first = select(func.max(time)).where(own, time <= since).scalar_subquery()
         query = select(time, OTHER_GPUS.c.gpus).where(own, time >= func.coalesce(first, since)).order_by(time)

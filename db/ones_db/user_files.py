@@ -380,7 +380,7 @@ _FIGURES = (
     .group_by(BLOCKS.c.job_id),
     select(PROMISES.c.job_id, PROMISES.c.time).where(keyed(PROMISES.c.job_id)),
 )
-"""Queries of numbers about each job, at least one of which changes with the job's rows in its user's view."""
+"""Queries of a few numbers about each job. If they stay equal, so do the job's rows in its user's view."""
 _NEW_DECISIONS = (
     select(DECISION_JOBS.c.job_id, func.max(DECISION_JOBS.c.decision_id))
     .where(DECISION_JOBS.c.decision_id > bindparam("last"))

@@ -8,7 +8,7 @@ aggregate that joins texts in order. ``sizes_of(x)`` is a table of the members o
 Every view joins clusters, then jobs by their index on cluster and job id, then other tables by their indexes on the
 job. ``CROSS JOIN`` makes SQLite use that order; PostgreSQL chooses one itself. So reading one job costs as much as that
 job's rows, however many jobs there are. Conditions on cluster, job_id and submit_time reach the innermost tables of
-every view with these columns, even of a view that groups.
+every view with these columns.
 
 Views hold no rows, so no migration changes views. Each upgrade drops all views first and creates them at its end,
 because SQLite cannot rename a table under a view.
@@ -208,7 +208,7 @@ SIZES = f"""SELECT r.restart, 0 AS number, r.nodes AS nodes, r.gpus_per_node AS 
                 AND NOT EXISTS (SELECT 1 FROM memberships m WHERE m.run_id = r.id)
             UNION ALL SELECT r.restart, m.number, {M_NODES}, {M_EACH}, {M_GPUS} FROM runs r CROSS JOIN memberships m
             WHERE r.job_id = j.id AND r.start_time IS NOT NULL AND m.run_id = r.id"""
-"""SELECT of the sizes of a job j: that of each membership, and that of each run without memberships."""
+"""SELECT of the sizes of a job j: one for each membership, and one for each run without memberships."""
 
 RESIZED = f"""SELECT COUNT(*) FROM resizes z WHERE z.job_id = j.id AND z.state = '{RESIZE_DONE}'
             AND z.ended IS NOT NULL AND z.restart >= 0"""
