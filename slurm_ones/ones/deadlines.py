@@ -5,10 +5,10 @@ remaining work is assumed, and its predicted speed less a margin. Running jobs w
 size, and reservations keep their GPUs. The method is minimum satisfactory shares (`policy.timeline`, after ElasticFlow,
 ASPLOS 2023).
 
-The need of a job with a promise is the fewest GPUs with which it can run now and still end in time by growing later. A
-slower size loses at least `UNMET` times the weight of all jobs, so the search serves promises first. GPUs beyond the
-need are assigned as to any other job. PAC-ML (arXiv 2301.13799; known to us from summaries only) learns the smallest
-size that meets a deadline, for one job at a time.
+A job's need is the fewest GPUs with which it can run now and still keep its promise by growing later. A slower size
+loses at least `UNMET` times the weight of all jobs, so the search serves promises first. GPUs beyond the need are
+assigned as to any other job. PAC-ML (arXiv 2301.13799; known to us from summaries only) learns the smallest size that
+meets a deadline, for one job at a time.
 
 A refused deadline is considered again until it has passed, since other jobs may end. While a job has too few GPUs to
 keep its promise, and may not be resized, no further promise is given.
@@ -141,8 +141,8 @@ def decide_deadlines(
 
 
 def _now(timeline: FreeTimeline, curves: Sequence[SpeedCurve], shares: Sequence[Filled]) -> list[int]:
-    """Return the fewest GPUs now with which each job with a promise still ends in time, if it grows later. `shares` are
-    GPUs over time with which all these jobs end in time."""
+    """Return the fewest GPUs with which each job with a promise can run now and still end in time by growing later.
+    `shares` are GPUs over time with which all these jobs end in time."""
     found = [0] * len(curves)
     left = timeline
     for curve, share in zip(curves, shares, strict=True):

@@ -404,8 +404,8 @@ def _slowest(job: JobView, kinds: Sequence[str]) -> str:
 
 
 def _relative_speeds(tables: Tables, count: int) -> Floats:
-    """Return the speed (K,) of a GPU of each kind relative to the first kind: the median over jobs that can use both,
-    or 1."""
+    """Return the speed (K,) of a GPU of each kind relative to the first kind: the median over jobs that can use both; 1
+    without any."""
     each = np.where(tables.allowed, tables.goodput / np.maximum(tables.sizes, 1), 0.0)
     best = np.stack([each[:, tables.kind == k].max(axis=1, initial=0.0) for k in range(count)])
     found = np.ones(count)

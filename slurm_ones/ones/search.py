@@ -78,7 +78,7 @@ class OnesOptions:
     """Limit of growth, as a multiple of the most GPUs that the job has had. Before its first run the limit is the
     number of GPUs that the user asked for (but see `first_size`)."""
     first_size: bool = True
-    """True if a job may start with more GPUs than its user asked for, if giving them up costs little. The less certain
+    """True to let a job start with more GPUs than its user asked for if giving them up costs little. The less certain
     its speed, the fewer it gets."""
     horizon_s: float = 200.0
     """Seconds within which a change must gain more than its pause costs. The time since a job last arrived or ended

@@ -239,8 +239,7 @@ class Leaves(Term):
         return meeting
 
     def reasons(self, at: Priced, columns: Ints) -> Mapping[int, Reason]:
-        """Return a reason for each job that does not take its next larger size only because that size crosses leaf
-        switches.
+        """Return a reason for each job that would take its next larger size if that did not cross leaf switches.
 
         Within one switch, that size would be worth its additional GPUs. Their price is 0 if they are free, else the
         smallest gain that any job has from its last GPU.

@@ -49,8 +49,8 @@ def place(cluster: ClusterView, jobs: Sequence[JobView], wanted: Mapping[int, in
     """Return the shape of each job that gets GPUs, by job id. `wanted` is the number of GPUs that the policy wants for
     each job; `jobs` are in order of precedence.
 
-    A fixed job keeps its nodes, and so does a job of unchanged size or one that can be resized in place. All other jobs
-    are placed in order. A job without room for the wanted size gets its largest smaller size that has room, or none.
+    Fixed jobs, jobs of unchanged size, and jobs that can be resized in place keep their nodes. All other jobs are
+    placed in order. A job without room for the wanted size gets its largest smaller size that has room, or none.
     """
     by_id = {job.job_id: job for job in jobs}
     found: dict[int, Shape] = {}

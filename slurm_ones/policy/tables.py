@@ -314,7 +314,7 @@ def batch_options(job: JobView, gpus: Ints, rule: BatchRule) -> Ints:
 
 
 def requested_allocation(cluster: ClusterView, job: JobView) -> Allocation | None:
-    """Return the user's request as an allocation, or else that of the next smaller valid size, or else of the next
+    """Return an allocation for the user's request. If it is not valid, take the next smaller valid size, else the next
     larger. Return None if no size of the job is valid on this cluster."""
     below = sorted((n for n in job.limits.gpus if n <= job.requested), reverse=True)
     for gpus in [*below, *sorted(n for n in job.limits.gpus if n > job.requested)]:
