@@ -388,8 +388,7 @@ def staying_at(
     guests: Collection[int] = (),
     leader: int | None = None,
 ) -> dict[int, tuple[int, ...]]:
-    """Return, for each size that some subset of the blocks has, the tasks of the best such subset; size 0 is
-    included.
+    """Return the tasks of the best subset of the blocks for each size that a subset has, 0 included.
 
     Subsets are compared by five criteria, the most important first: few blocks of `going`; few GPUs of `guests`; with
     the `leader` (by default the first block); many GPUs in blocks of whole nodes; few blocks.

@@ -40,7 +40,8 @@ class Cap:
 
 
 class CappedJob(NamedTuple):
-    """An elastic job with its number of GPUs, and the queues (partition, QOS, account) in which it would get more."""
+    """An elastic job with its number of GPUs, and the queues (partition, QOS, account) in which it would get further
+    GPUs."""
 
     elastic: Elastic
     queues: tuple[Queue, ...]
@@ -131,8 +132,8 @@ def entitled(job: JobView) -> int:
 
 
 def narrowed(jobs: Sequence[JobView], caps: Sequence[Cap]) -> Sequence[JobView]:
-    """Return the jobs without the sizes that the caps forbid in any case, even with all other running jobs at their
-    smallest size. Each job keeps its smallest size, and all sizes up to its present one."""
+    """Return the jobs without sizes that the caps forbid even with all other running jobs at their smallest size. Each
+    job keeps its smallest size, and all sizes up to its present one."""
     if not caps:
         return jobs
     least = {job.job_id: min(job.limits.gpus, default=0) for job in jobs if job.shape is not None}

@@ -100,7 +100,7 @@ def _words(quota: Quota) -> Reason:
 
 
 def _binding(one: CappedJob, quotas: Quotas, snapshot: Snapshot) -> Iterator[tuple[Quota, float]]:
-    """Yield each quota that limits the job's growth, with the amount of its resource that one more GPU takes."""
+    """Yield (quota, amount that one more GPU takes) for each quota that limits the job's growth."""
     own = one.elastic.job.home
     for queue in one.queues:
         job = replace(own, qos=queue.qos, account=queue.account, partitions=tuple(queue.partition.split(",")))

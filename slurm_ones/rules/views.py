@@ -62,7 +62,7 @@ def decide_within(
 
 
 def _explained(schedule: Schedule, jobs: Sequence[JobView], within: Sequence[JobView], caps: Sequence[Cap]) -> Schedule:
-    """Return the schedule in which each job at the largest size that its caps allow has the cap as its reason."""
+    """Return the schedule with the cap as the reason of each job at the largest size that its caps allow."""
     use = CapUse(caps, {job.job_id: job.shape.gpus for job in jobs if job.shape is not None})
     found = {}
     for job, narrow in zip(jobs, within, strict=True):
@@ -222,8 +222,8 @@ def _reserved(round_: Round, part: Partition, full: int) -> tuple[Reserved, ...]
 
 
 def _changeable(view: JobView, free: int) -> JobView:
-    """Return the view without smaller sizes that the job cannot reach now, neither by a subset of its blocks nor by new
-    blocks on free GPUs."""
+    """Return the view without smaller sizes that the job can reach now neither by a subset of its blocks nor by new
+    ones."""
     now, smaller = sum(view.nodes.values()), view.smaller or {}
     gpus = tuple(n for n in view.limits.gpus if n >= now or n in smaller or n <= free)
     return replace(view, limits=replace(view.limits, gpus=gpus))
