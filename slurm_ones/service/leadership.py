@@ -39,9 +39,9 @@ class Election:
 class Leadership(Election):
     """Leader election for one cluster, by a lock in the shared database (`ones_db.leader`).
 
-    A thread of the leader sends heartbeats. If they stop, a standby takes over, after ending the leader's database
-    sessions if the database can do that. Each standby measures the time since the last heartbeat by its own clock
-    `monotonic`; `clock` gives the times to store.
+    A thread of the leader sends heartbeats. If they stop, a standby ends the leader's database sessions, if the
+    database can, and takes over. Each standby measures the time since the last heartbeat by its own clock `monotonic`;
+    `clock` gives the times to store.
     """
 
     def __init__(

@@ -118,7 +118,7 @@ class Happenings:
 
 
 def _reasons(tick: Tick) -> Iterator[tuple[int, EventKind, Reason]]:
-    """Yield (job id, kind, reason) for each job that is not resized: its first reason that is an event."""
+    """Yield (job id, kind of event, first reason that is an event) for each job that is not resized."""
     given = {id_: why for one in tick.decided for id_, why in one.schedule.reasons.items()}
     for job_id, one in tick.observation.elastic.items():
         if one.refusal is not None:

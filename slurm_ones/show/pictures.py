@@ -180,7 +180,7 @@ def gpus_over_time(
 
 
 def _rest(others: Sequence[tuple[float, int]], capacity: int, begin: float, now: float) -> list[tuple[float, float]]:
-    """Return the corners of the line of `capacity` less the GPUs of jobs that did not opt in: (x from 0 to 1, GPUs)."""
+    """Return the corners (x from 0 to 1, GPUs) of the line of `capacity` minus the GPUs of jobs that did not opt in."""
     times, gpus = np.array(others, dtype=np.float64).T
     moments = np.unique(np.clip(times, begin, now))
     if len(moments) > MOST_POINTS:
@@ -269,7 +269,7 @@ class _Stack:
             yield f'<path class="c{self.colours[j]}" d="{drawn}"><title>{title}: {text} GPUs</title></path>'
 
     def numbers(self) -> list[Markup]:
-        """Return a label with the job's id for each job that has a large enough shape, in the first such shape."""
+        """Return a label with the job's id for each job, in its first shape that is large enough."""
         edges, tops = [self.x(at) for at in self.moments], self.tops
         found = []
         for j, job in enumerate(self.jobs):

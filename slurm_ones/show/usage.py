@@ -374,7 +374,7 @@ def _fewer(usage: Usage, allowed: Allowed) -> str | None:
 
 
 def _more(usage: Usage, allowed: Allowed) -> str | None:
-    """Advise a larger maximum of GPUs, if the job still scales well at the end of its comment's range."""
+    """Advise a larger maximum of GPUs, if the job still scales well at the largest size that its comment allows."""
     sizes = _sizes(usage)
     if allowed.gpus is None or len(sizes) < 2:
         return None
@@ -448,7 +448,7 @@ def _imports(usage: Usage, allowed: Allowed) -> str | None:
 
 
 def _repaid(usage: Usage, allowed: Allowed) -> str | None:
-    """If resizes made the job end later, report it, and how to keep the job's size."""
+    """Advise how to keep the job's size, if resizes made the job end later."""
     job, predicted_s = usage.job, usage.predicted_jct_s
     if predicted_s is None or job.jct_s is None or not job.resizes or job.jct_s <= predicted_s / NEARLY:
         return None
