@@ -1,7 +1,7 @@
 """Scheduler of a simulated Slurm: it starts jobs in order of priority, preempts other jobs for them, and backfills.
 
-Backfill is EASY (Lifka, "The ANL/IBM SP scheduling system", JSSPP 1995). A job may start before the first job that does
-not fit, if this does not delay that job's start. As in Slurm, a job is expected to end at its time limit.
+Backfill is EASY (Lifka, "The ANL/IBM SP scheduling system", JSSPP 1995). A later job may start early if this does not
+delay the first job that does not fit. As in Slurm, a job is expected to end at its time limit.
 """
 
 from __future__ import annotations

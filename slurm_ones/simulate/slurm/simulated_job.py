@@ -115,8 +115,7 @@ class TaskArray:
     program: Callable[[JobKey], Program]
     throttle: int
     records: list[SimulatedJob] = field(default_factory=list)
-    """Records of the array's tasks. As in Slurm, all waiting tasks that do not differ share one record, whose id is the
-    array's."""
+    """Records of the array's tasks. As in Slurm, identical waiting tasks share one record, whose id is the array's."""
 
     @property
     def room(self) -> int:
@@ -128,7 +127,7 @@ class TaskArray:
 
 @dataclass
 class SimulatedJob:
-    """Record of a job, of one task of an array, or of several waiting tasks that do not differ."""
+    """Record of a job, of one task of an array, or of several identical waiting tasks."""
 
     job_id: int
     request: Request

@@ -494,7 +494,7 @@ class Training:
         self.phase = Phase.GONE
 
     def _in_force(self, wanted: int) -> int:
-        """Return the batch that the job uses if a batch of `wanted` is requested, as the wrapper computes it.
+        """Return the batch that the job uses for a requested batch `wanted`, computed as in the wrapper.
 
         It is rounded to a batch that the ranks can share. It does not change if the strategy has fixed the batch.
         """
