@@ -345,7 +345,7 @@ class JobHistory:
     join_s: float | None = None
     """Mean pause of the last few ordered changes in which blocks joined, in seconds; None if unknown."""
     changes_without_effect: int = 0
-    """Number of ordered changes of blocks in a row, up to the newest, that saved no node at the same number of GPUs."""
+    """Number of the newest ordered changes of blocks, in a row, that kept the number of GPUs and saved no node."""
     misfit: tuple[int, int] | None = None
     """(ranks, GPUs) of the newest run that reported its ranks; None if they agree, and for a job of blocks."""
     steps_since_change: int | None = None

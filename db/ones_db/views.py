@@ -237,7 +237,7 @@ OF_SIZES = {
     "replica_bytes": "bytes that a rank sends in its replica in an optimizer step, for each sample of the local batch",
     "data_bytes": "bytes that a rank sends to other replicas in an optimizer step",
 }
-"""Meaning of each number in a strategy's limits at one number of GPUs, by its name in the column `limits` of jobs."""
+"""Meaning of each number in a strategy's limits, by its name in the column `limits` of jobs."""
 
 
 def replicas(limits: StrategyLimits | None, gpus: int) -> int:
