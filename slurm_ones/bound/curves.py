@@ -163,8 +163,7 @@ def _divided(ends: Floats, found: Curve, parts: int) -> Curve:
 
 
 def hull(sizes: Floats | Ints, rates: Floats) -> list[int]:
-    """Return the indices of the sizes on the concave hull of `rates`, which has a rate for each of the ascending
-    `sizes`.
+    """Return the indices of the sizes on the concave hull of `rates`, which has a rate for each ascending size.
 
     A job that divides its time between two neighbouring sizes of the hull is at least as fast as at any size in
     between.

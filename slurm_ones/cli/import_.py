@@ -70,7 +70,7 @@ class AccountingPiece(NamedTuple):
 
     rows: Iterable[AccountingRow | Rejected]
     end: float
-    """Unix time; this piece and earlier pieces have all runs that ended before it."""
+    """Unix time before which every ended run is in this piece or in an earlier one."""
     place: str
     """Text that says where a bad row is; `{}` becomes the row's number."""
 

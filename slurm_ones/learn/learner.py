@@ -156,8 +156,7 @@ class Learner:
         self._scripts: dict[tuple[str, str], Spec] = {}
 
     def finished(self, histories: Sequence[JobHistory]) -> None:
-        """Learn from all finished jobs, newest first. Do nothing if `histories` is the same object as in the last
-        call."""
+        """Learn from all finished jobs, newest first. Do nothing if `histories` is the last call's object."""
         if histories is self._finished:
             return
         self._finished = histories

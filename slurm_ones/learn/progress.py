@@ -153,8 +153,8 @@ POINTS = 8
 LEFT = 0.01
 """Smallest number of remaining epochs of a running job, as a share of its declared epochs."""
 OVERRUN = 1.0
-"""Remaining epochs for each epoch beyond the declared ones (Lindy's law), or without a declaration, beyond the longest
-finished job's epochs."""
+"""Remaining epochs for each epoch beyond the declared number (Lindy's law). Without a declaration, the longest finished
+job's number counts."""
 MAX_EPOCHS = 1e6
 LEVELS = (0.1, 0.9)
 """Quantiles of ρ at the ends of the calibrated interval."""

@@ -70,7 +70,7 @@ class PastWorkload:
     """Number of jobs with more than one run."""
     states: dict[str, int]
     namesakes: tuple[Namesakes, ...]
-    """Namesakes with the most GPU time (without GPUs: run time), the most first."""
+    """Groups of namesakes with the most GPU time (without GPUs: run time), largest first."""
 
 
 def script(user: str, name: str) -> tuple[str, str]:
@@ -79,7 +79,7 @@ def script(user: str, name: str) -> tuple[str, str]:
 
 
 def workload(past: Sequence[PastJob], names: int = 5) -> PastWorkload | None:
-    """Return the summary of these jobs, in order of submission, with at most `names` namesakes; None without jobs."""
+    """Return the summary of these jobs (in order of submission); None without jobs. `names` limits the namesakes."""
     if not past:
         return None
     with_gpus = [job for job in past if job.gpus]
