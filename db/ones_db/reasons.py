@@ -144,6 +144,8 @@ SENTENCES: dict[str, str] = {
     "between_changes": "this policy changes the sizes of running jobs at most once in {seconds:.0f} s",
     "least_total_time": "all jobs together are expected to finish soonest this way",
     "trains_faster": "with this change it is expected to train {factor:.2g} times as fast",
+    "growth_dearer": "{why}; this size uses {times:.2f} times the GPU hours of its requested one, and the job in all "
+    "at most {factor:.2f} times",
     "gives_up_gpus": "it is expected to train at {factor:.2g} times its present speed; other jobs gain more by these "
     "GPUs",
     "faster_kind": "on {kind} instead of {before} it is expected to train {factor:.2g} times as fast",

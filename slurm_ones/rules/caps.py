@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from ones_db.reasons import Reason, reason
@@ -37,6 +37,8 @@ class Cap:
     """Reason that is shown to the jobs' owners."""
     strict: bool = False
     """True if the cap also limits the GPUs that a job asked for."""
+    dearer: Mapping[tuple[str, int], float] = field(default_factory=dict)
+    """Relative GPU-hours of a sample at each allowed (kind, size) that exceeds the factor; only for a cap on cost."""
 
 
 class CappedJob(NamedTuple):

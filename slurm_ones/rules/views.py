@@ -22,7 +22,7 @@ from slurm_ones.policy.ledger import Ledger
 from slurm_ones.policy.shapes import least_and_most, shape_of, strategy_counts, takes, valid_counts
 from slurm_ones.rules.blocks import hot
 from slurm_ones.rules.caps import Cap, CapUse, capped, entitled, narrowed, sizes_of
-from slurm_ones.rules.cost import cost_caps
+from slurm_ones.rules.cost import cost_caps, with_costs
 from slurm_ones.rules.gate import GivenBack, JobRules, PartitionRules, Round
 from slurm_ones.rules.job_rules import (
     ANY_BATCH,
@@ -57,6 +57,7 @@ def decide_within(
     schedule = _explained(schedule, jobs, within, caps)
     if len(jobs) == 1:
         schedule = replace(schedule, reasons={job_id: alone(why) for job_id, why in schedule.reasons.items()})
+    schedule = with_costs(schedule, jobs, caps)
     limited = {job.job_id: job.fixed for job in jobs if job.fixed and job.fixed.code in SITE_LIMITS}
     return replace(schedule, refused={**schedule.refused, **limited}) if limited else schedule
 

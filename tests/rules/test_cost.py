@@ -8,14 +8,17 @@ from typing import Any
 import pytest
 
 from ones_db import JobHistory, ThroughputPoint
+from ones_db.reasons import reason
 from ones_db.shape import Shape
 from ones_wrapper.protocol.optin import OptIn, parse_comment
 from slurm_ones.config import Settings
 from slurm_ones.jobs.elastic import Elastic, whole_job
-from slurm_ones.policy.contract import JobView
+from slurm_ones.policy.contract import Allocation, JobView, Schedule
 from slurm_ones.rules.caps import Cap
 from slurm_ones.rules.cost import charge_of, cost_caps
 from slurm_ones.rules.gate import JobRules
+from slurm_ones.rules.views import decide_within
+from slurm_ones.testing.policies import seeded
 from slurm_ones.testing.rounds import Power, cluster, job
 from tests.act.make import elastic, history
 
@@ -87,6 +90,40 @@ def test_how_far_growth_pays(row: str) -> None:
     assert (found[0].gpus if found else 16) == expected
     for cap in found:
         assert f"{more.get('factor', 1.1):.2f} times" in str(cap.reason) and not cap.strict
+
+
+class Gives:
+    """A policy that gives the job so many nodes of 4 GPUs."""
+
+    name = "gives"
+
+    def __init__(self, nodes: int) -> None:
+        self.nodes = nodes
+
+    def decide(self, *_: object) -> Schedule:
+        return Schedule({1: Allocation(Shape(self.nodes, 4), 64)}, {1: reason("trains_faster", factor=2.4)})
+
+
+@pytest.mark.parametrize(
+    ("nodes", "view", "past", "times"),
+    [
+        (4, asked_for_two(epochs=90), ran((2, 900.0)), "1.60"),
+        (2, asked_for_two(epochs=90), ran((2, 900.0)), "1.21"),
+        (1, asked_for_two(epochs=90), ran((2, 900.0)), ""),
+        (4, asked_for_two(), None, ""),
+        (2, replace(asked_for_two(epochs=90), nodes={"n1": 4, "n2": 4}, shape=Shape(2, 4)), ran((2, 900.0)), ""),
+    ],
+    ids=["near its end", "half as far", "as ever", "not allowed", "it stays"],
+)
+def test_a_growth_says_that_it_costs_more_for_now(
+    nodes: int, view: JobView, past: JobHistory | None, times: str
+) -> None:
+    """Protects owners from GPU hours that look like a broken bound: what the job has left may be spent near its end."""
+    found = decide_within(Gives(nodes), cluster(), [view], caps(view, past), {}, 0.0, seeded())
+    why = str(found.reasons[1])
+    assert ("this size uses" in why) == bool(times)
+    if times:
+        assert "2.4 times as fast; this size" in why and f"{times} times the GPU hours" in why and "1.10 times" in why
 
 
 def test_a_smaller_size_leaves_more_to_spend() -> None:
