@@ -59,8 +59,7 @@ def assign(worth: Floats, sizes: Ints, kind: Ints, gpus: Ints, current: Ints) ->
 
 
 def _prices(worth: Floats, used: Ints, gpus: Ints) -> Floats:
-    """Return the prices (K,) at which jobs want about as many GPUs of each kind as exist. The price is 0 for a kind
-    with GPUs left over."""
+    """Return the prices (K,) at which jobs want about as many GPUs of each kind as exist."""
     finite = np.where(np.isfinite(worth), worth, 0.0)
     most = float((finite[:, 1:] / np.maximum(used.sum(axis=1)[1:], 1)).max(initial=0.0))
     prices = np.zeros(len(gpus))
@@ -269,8 +268,8 @@ class ByKind:
     def _in_time(self, of: _Decision, jobs: Sequence[JobView], tables: Tables, speed: Floats) -> Bools:
         """Return the columns (J, U) that deadlines allow; a job's present column is always allowed.
 
-        A job with a promise keeps the kind on which it runs or, if it waits, for which the promise was given. Any other
-        waiting job with a deadline may use each kind on which it could end in time; if there is none, every kind.
+        A job with a promise keeps its kind of GPU or, if it waits, the promise's. Any other waiting job with a deadline
+        may use the kinds on which it could end in time, or every kind if there are none.
         """
         found, kinds = np.ones(speed.shape, dtype=np.bool_), of.cluster.kinds
         for j, job in enumerate(jobs):
@@ -316,7 +315,7 @@ class ByKind:
         return _Try(columns.copy(), on, spread | {job_id for job_id in keep if len(of.held[job_id]) != 1})
 
     def _within_kind(self, of: _Decision, kind: str, wanted: _Wanted, tried: _Try) -> Schedule:
-        """Return the schedule of the jobs of one kind. Jobs that come from another kind count as waiting jobs."""
+        """Return the schedule of the jobs of one kind. A job that changes to this kind counts as waiting."""
         row = {job.job_id: j for j, job in enumerate(wanted.jobs)}
         mine = []
         for job in of.jobs:

@@ -327,8 +327,8 @@ def _steady(cluster: ClusterView, tables: Tables) -> Tables:
 def _placed(
     cluster: ClusterView, fixed: Sequence[JobView], mobile: Sequence[JobView], wanted: Mapping[int, int]
 ) -> dict[int, Shape]:
-    """Return the shapes for the `wanted` GPUs of the `mobile` jobs, placed in the given order. A running job without
-    room for its new size keeps its shape."""
+    """Return the shapes for the `wanted` GPUs of the `mobile` jobs, placed in the given order. A running job keeps its
+    shape if its new size has no room."""
     sizes = dict(wanted)
     while True:
         shapes = place(cluster, [*fixed, *mobile], sizes)
@@ -394,8 +394,8 @@ def _reason(
     said: Reason | None,
 ) -> Reason:
     """Return the reason for the allocation `got`. `goodput` (U,) is 0 at a size that the job may not have, `column` the
-    index of each size. `wanted` are its GPUs in the best candidate, `free` the GPUs for jobs that may change. `said` is
-    the reason of a rule, if one decided."""
+    index of each size. `wanted` are its GPUs in the best candidate, `free` the GPUs for jobs that may change, `said` a
+    rule's reason."""
     gpus, before = got.shape.gpus if got else 0, job.shape.gpus if job.shape else 0
     if not goodput.any():
         return said or fits_nowhere(job)
