@@ -84,8 +84,7 @@ class Gavel:
     def _round(
         self, cluster: ClusterView, jobs: Sequence[JobView], gpus: Ints, speeds: Floats, shares: Floats, there: Ints
     ) -> dict[int, tuple[str, int]]:
-        """Return kind and GPUs of each job that runs in this round, by job id. GPUs are given out in order of
-        priority."""
+        """Return kind and GPUs of each job that runs in this round, by job id."""
         owed = defaultdict(float)
         for j, job in enumerate(jobs):
             for k, kind in enumerate(cluster.kinds):

@@ -383,7 +383,7 @@ class SizeBounds:
     def _scale_down(space: Space, limit: Ints, jobs: Sequence[JobView], total: int) -> None:
         """Reduce the limit of the largest job, if it holds half of the cluster and has run longer than the median job.
 
-        The limit becomes int(2n / (T / median + 1)), where n is the job's GPUs, T its run time.
+        The limit becomes int(2n / (T / median + 1)), for n GPUs and run time T of the job.
         """
         if not space.running.any():
             return

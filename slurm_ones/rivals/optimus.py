@@ -82,10 +82,7 @@ def fit(losses: Losses) -> LossCurve | None:
 
 
 def _nonnegative(x: Floats, y: Floats, weight: Floats) -> tuple[Floats, Floats]:
-    """Return a, b ≥ 0, (F, 1) each, that minimise Σ weight · (a·x + b − y)² for each of the F rows of y.
-
-    With y = 1/l and weight l⁴ this is, to first order, the squared error in l.
-    """
+    """Return a, b ≥ 0, (F, 1) each, that minimise Σ weight · (a·x + b − y)² for each of the F rows of y."""
     w, wx, wxx = weight.sum(axis=1), (weight * x).sum(axis=1), (weight * x * x).sum(axis=1)
     wy, wxy = (weight * y).sum(axis=1), (weight * x * y).sum(axis=1)
     det = w * wxx - wx * wx
@@ -152,8 +149,7 @@ class Optimus:
         return np.where(table.allowed, work[:, None] / np.where(table.allowed, table.goodput, 1.0), np.inf)
 
     def _work(self, job: JobView, table: Tables, j: int) -> float:
-        """Return a job's remaining progress in samples of the base batch. It is rounded up to whole epochs, so that
-        decisions change less often."""
+        """Return a job's remaining progress in samples of the base batch."""
         epoch = max(job.dataset, 1)
         at = np.flatnonzero(table.allowed[j])
         if self.options.told and not math.isnan(job.true_remaining_s) and len(at):

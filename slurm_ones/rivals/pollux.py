@@ -310,10 +310,7 @@ def _thin(rows: Rows, rng: np.random.Generator) -> Rows:
 
 def _raise(problem: Problem, rows: Rows, rng: np.random.Generator) -> Rows:
     """Mutate jobs on nodes with free GPUs: a job's GPUs on such a node are raised to a random number, at most the whole
-    node.
-
-    On average two jobs are raised on each such node: one of all jobs, and one of the jobs that already have GPUs on it.
-    """
+    node."""
     jobs, nodes = len(problem.jobs), len(problem.capacity)
     row = rows.row
     node = row // jobs * nodes + rows.node  # nodes of all candidates, numbered consecutively
@@ -367,7 +364,7 @@ def repair(problem: Problem, rows: Rows, rng: np.random.Generator) -> Rows:
 def _by_node(problem: Problem, rows: Rows) -> tuple[Ints, Ints]:
     """Return the order that sorts elements by candidate, node and job, and the group of each sorted element.
 
-    A group consists of the elements of one candidate on one node.
+    A group is one candidate's elements on one node.
     """
     jobs, nodes = len(problem.jobs), len(problem.capacity)
     node = rows.row // jobs * nodes + rows.node
