@@ -367,8 +367,7 @@ def _on_the_way(has: int, target: int, full: int) -> Iterator[int]:
 
 
 def _nodes(stay: Sequence[RunningBlock], added: Sequence[tuple[int, Shape]], site: FreeGpus) -> int:
-    """Return the number of nodes on which the job runs with the blocks `stay` and `added`. A new block that fits on
-    nodes of `stay` needs no further node, since Slurm fills the fullest nodes first."""
+    """Return the number of nodes on which the job runs with the blocks `stay` and `added`."""
     own = {name for block in stay for name in block.nodes}
     room = site.free.only(own)
     return len(own) + sum(shape.nodes for _, shape in added if not room.take(shape))
@@ -424,7 +423,7 @@ def _added(
 def _shapes(gpus: int, kept: Sequence[RunningBlock], site: FreeGpus) -> Iterator[list[Shape]]:
     """Yield ways to divide `gpus` GPUs into new blocks, the best way first, each with its largest block first.
 
-    Blocks of 1, 2, 4… GPUs or nodes are preferred, since some of these blocks then make up any smaller size.
+    Blocks of 1, 2, 4… GPUs or nodes are preferred, so that the job can later shrink to any size.
     """
     full = site.node_gpus
     nodes, rest = divmod(gpus, full)

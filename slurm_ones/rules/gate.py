@@ -478,8 +478,8 @@ class Round:
         return free.fits(elastic.shape)
 
     def _ahead(self, elastic: Elastic) -> ReservedNodes:
-        """Return the nodes with a reservation that begins before the job's time limit. Return none if the job grows by
-        guests, which end before a reservation begins."""
+        """Return the nodes with a reservation that begins before the job's time limit; none if the job grows by
+        guests."""
         if hot(elastic) and elastic.partition in self.settings.guests:
             return NOTHING_AHEAD
         joining = next((block for block in elastic.job.blocks if block.pending), elastic.job.first)

@@ -200,7 +200,7 @@ class _Returns:
         self._taken: list[tuple[str, Resources]] = []
         """Nodes and resources that the pending jobs served so far will take, in order."""
         self._not_served: list[tuple[WaitingJob, int]] = []
-        """Pending jobs that cannot start even with all growth, each with the length of `_taken` at the job's turn."""
+        """Pending jobs that cannot start even with all growth, each with the length of `_taken` when it was tried."""
 
     def give_idle_back(self, idle: Collection[int]) -> None:
         """Give back all growth of idle jobs."""
@@ -276,8 +276,8 @@ class _Returns:
         return True
 
     def _go(self, one: WaitingJob | None, piece: Piece, wanted: Mapping[str, int]) -> None:
-        """Give the piece back for the pending job `one`, or because the piece's own job is idle (`one` is None). A
-        guest that Slurm will preempt for `one` is only counted as free."""
+        """Give the piece back for the pending job `one`; if that is None, because the piece's job is idle. A guest that
+        Slurm will preempt only counts as free."""
         if one is None or one.unserved or not piece.guest:
             self._gone.setdefault(piece.job_id, []).append((piece, piece.kept(wanted)))
             if one is not None:
@@ -416,7 +416,7 @@ def _is_full(quota: Quota, shared: str, job: SlurmJob) -> bool:
 
 
 class _Want(NamedTuple):
-    """Request of a pending job. Nodes are searched once for all jobs with the same request."""
+    """Request of a pending job."""
 
     partition: str
     whole: bool

@@ -35,8 +35,8 @@ from slurm_ones.text import resized
 
 @dataclass(frozen=True)
 class PlannedChange:
-    """Planned change of one job. The job is stopped if the new shape is `PARKED`. If `resizes` is False, an order
-    changes only its batch."""
+    """Planned change of one job. The job is stopped if the new shape is `PARKED`. Without a resize (`resizes`), an
+    order changes only its batch."""
 
     elastic: Elastic
     old: Shape

@@ -80,8 +80,8 @@ def quota_caps(
 
 
 def _shared(quota: Quota, needs: Mapping[int, float], jobs: Mapping[int, CappedJob], about: int) -> Cap:
-    """Return the cap that follows from the unused part of a quota. Each further GPU is assumed to need the largest of
-    `needs`, the jobs' amounts of the resource per GPU."""
+    """Return the cap that follows from the unused part of a quota. Each further GPU counts with the largest of `needs`,
+    the amounts that the jobs' GPUs need."""
     left = max(quota.most - quota.used - about, 0)
     now = sum(_gpus_now(jobs[job_id].elastic) for job_id in needs)
     return Cap(now + int(left / max(needs.values()) + 1e-9), frozenset(needs), _words(quota), strict=True)
