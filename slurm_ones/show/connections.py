@@ -96,7 +96,7 @@ class BoundedSocket(socket.socket):
         self._strangers, self._counted_at = Counter[str](), 0.0
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """Return the next connection of a peer with fewer than `STRANGERS` strangers, and close those before it."""
+        """Return the next connection of a peer with fewer than `STRANGERS` strangers. Close connections before it."""
         if (now := time.monotonic()) > self._counted_at + COUNT_S:
             self._counted_at, self._strangers = now, Counter(one.peer for one in self._connections if one.stranger)
         for _ in range(REFUSED_AT_ONCE):

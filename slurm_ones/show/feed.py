@@ -199,10 +199,7 @@ class TickFeed:
         return await asyncio.to_thread(make, seen)
 
     async def _ended_of(self, user: str, moment: Moment) -> tuple[JobSummary, ...]:
-        """Return the user's last ended jobs, read from the database at the user's first request.
-
-        Later moments add to them. They are read again if a moment may have missed one.
-        """
+        """Return the user's last ended jobs, read from the database at the user's first request."""
         ended = [one.job for one in moment.ended]
         if len(ended) < live.ENDED:
             return ()
