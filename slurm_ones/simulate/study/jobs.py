@@ -128,8 +128,7 @@ class StudyJobs:
 
 
 def _mine(names: Collection[str]) -> list[str]:
-    """Return the options of squeue and scancel for this user's jobs of these names. They name the user, because squeue
-    would otherwise trust LOGNAME."""
+    """Return the options of squeue and scancel for this user's jobs of these names."""
     return [f"--user={pwd.getpwuid(os.geteuid()).pw_name}", f"--name={','.join(sorted(names))}"]
 
 

@@ -126,8 +126,7 @@ def _files(plan: StudyPlan) -> str:
 
 @lru_cache
 def _code() -> str:
-    """Return a digest of our source code. The version is not enough, because checkouts with the same version may
-    differ."""
+    """Return a digest of our source code."""
     found: list[str] = []
     for package in OURS:
         spec = importlib.util.find_spec(package)

@@ -164,8 +164,7 @@ class Application:
         return wanted / (step + (passes - 1.0) * compute + more)
 
     def _seconds(self, nodes: Ints, gpus: Ints, batches: Floats) -> Floats:
-        """Return the seconds of a step, accumulation passes included. Arrays are one-dimensional. Only the last pass
-        exchanges gradients."""
+        """Return the seconds of a step, accumulation passes included. Only the last pass exchanges gradients."""
         passes, local = self._passes(gpus, batches)
         places, row = np.unique(nodes * PLACES + gpus, return_inverse=True)
         curves = np.array([self._curve(place) for place in places.tolist()]).reshape(len(places), 2, -1)
@@ -341,7 +340,7 @@ class Requeue:
     """Resize by requeue: the job writes a checkpoint, stops and starts again. In between it does not train."""
 
     seconds: float | None = 30.0
-    """Seconds from each start, the first one included, until the job trains; None for each application's `resize_s`."""
+    """Seconds from any start of a job until it trains; None to use each application's `resize_s`."""
 
     def start_s(self, app: Application) -> float:
         """Return the seconds from a job's start to its first training step."""

@@ -506,7 +506,7 @@ class Training:
         return max(batch // row.quantum, 1) * row.quantum if row is not None else batch
 
     def _check_size(self) -> None:
-        """Note a start on a number of GPUs that the strategy cannot use. A real job would fail."""
+        """Note a start on a number of GPUs that the strategy cannot use."""
         limits = self.application.limits(self.durable.progress)
         if limits is None:
             return
@@ -650,8 +650,7 @@ class Training:
         return order if is_new else None
 
     def _resume(self) -> None:
-        """Let a drained job train again, because a newer order came or its wait is over. It obeys the order at the next
-        step boundary."""
+        """Let a drained job train again, because a newer order came or its wait is over."""
         self._order_due = self._new_order() is not None
         self._train()
 

@@ -225,7 +225,7 @@ def _said(value: object) -> bool:
 
 
 def _jobs(path: Path) -> Iterator[tuple[int, Any]]:
-    """Yield each element of the file's JSON list, with the line on which it begins. Only one is in memory at a time."""
+    """Yield each element of the file's JSON list, with the line on which it begins."""
     decoder, line, text, begun = json.JSONDecoder(), 1, "", False
     with opened(path) as raw:
         file = io.TextIOWrapper(raw, encoding="utf-8", errors="replace")
