@@ -389,8 +389,8 @@ class CommandClient:
             self._signal_once([*command, str(key)])
 
     def _signal_once(self, argv: Sequence[str]) -> None:
-        """Send a signal once. If other tasks of the array wait, Slurm sends the signal but answers with an error, and
-        scancel repeats it for minutes. So scancel is killed as soon as it announces a repetition."""
+        """Send a signal once. If other tasks of the array wait, Slurm answers with an error, and scancel would repeat
+        the signal for minutes. So scancel is killed as soon as it announces a repetition."""
         self._keepalive()
         printed: list[str] = []
         null = subprocess.DEVNULL
