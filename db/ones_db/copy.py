@@ -120,7 +120,7 @@ def _mark(connection: Connection, revision: str) -> None:
 
 
 def _pages(table: Table, connection: Connection, size: int) -> Iterator[tuple[_Page, list[Row]]]:
-    """Yield (page, its rows) for the whole table in the order of its keys. The last page has no upper limit."""
+    """Yield (page, its rows) for the whole table in the order of its keys."""
     places = [list(table.columns).index(column) for column in table.primary_key]
     after: Row | None = None
     while True:

@@ -283,7 +283,7 @@ class Transactions:
     def _forget(self, *questions: str, of: Callable[[int], object] | None = None) -> None:
         """Drop the cached results of these queries; without a name, of all queries.
 
-        With `of`, drop only results of jobs for which it returns True. Keys are job ids, or tuples that begin with one.
+        With `of`, drop only results of jobs for whose id it returns True.
         """
         for question in questions or tuple(self._memory or ()):
             known = self._remembered(question)

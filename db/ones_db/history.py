@@ -323,7 +323,7 @@ def _steps_since_change(runs: Sequence[Row], cached: Mapping[int, CachedRun]) ->
 def _sizes_of(run: Row, cached: CachedRun, step: int) -> list[tuple[int, int]]:
     """Return (GPUs, first step) of each size in a run; empty if the run has reported no step.
 
-    A run without memberships has one size. Its first step is taken to be `step`, the last step of the run before.
+    A run without memberships has one size, from `step` on, the last step of the run before.
     """
     if cached.members:
         return [(member.report.world, member.report.step) for member in cached.members]
@@ -359,10 +359,7 @@ def _mean(pauses: Sequence[float]) -> float | None:
 
 
 def _is_overtaken(resize: Row) -> bool:
-    """Return True if a resize had no effect because the job started first, or because Slurm preempted a block.
-
-    Such a resize is not counted as a failure, and no dwell time begins at its end.
-    """
+    """Return True if a resize had no effect because the job started first, or because Slurm preempted a block."""
     started_first = resize.restart < 0 and resize.outcome_code == RESIZE_OVERTAKEN
     return started_first or bool(resize.outcome_code == RESIZE_PREEMPTED)
 

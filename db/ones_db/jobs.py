@@ -110,7 +110,7 @@ def _same(row: Mapping[Any, Any], record: JobRecord) -> bool:
     """Return True if row and record are of the same job, and not of two jobs that got the same id.
 
     A requeue changes a job's submission time and raises its restart count, which is 0 in a new job. A killed slurmctld
-    may forget requeues, or revive a job that had ended and was submitted before that end.
+    may forget requeues, or the end of a job.
     """
     if row["submit_time"] == record.submit_time:
         return True

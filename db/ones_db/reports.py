@@ -114,7 +114,7 @@ def _after(run: Row, look: RunReports, new: ByKind) -> dict[str, Any]:
 def _reached(run: Row, new: ByKind) -> dict[str, Any]:
     """Return the columns for how far the run has trained, after these reports.
 
-    A position only grows, so the last report of each class suffices; ranks that start again begin at their checkpoint.
+    The last report of each class suffices, since a position only grows.
     """
     after: dict[str, Any] = {}
     begun = new[Hello][-1].number if new[Hello] else None

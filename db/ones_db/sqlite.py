@@ -131,9 +131,8 @@ class SQLite(backend.Backend):
     def _query(self, mode: Mode) -> str:
         """Return the part of SQLite's URI after the question mark.
 
-        To read a file with a write-ahead log, SQLite needs two more files next to it, and creates them if no writer
-        has. A reader who may not write to the directory cannot create them. Without a log there is no writer, and then
-        it may open the file as `immutable`. Each of its transactions connects again, and so finds a new log.
+        To read a file with a write-ahead log, SQLite needs two more files, which a reader without write access to the
+        directory cannot create. Without a log there is no writer, and such a reader opens the file as `immutable`.
         """
         log = Path(f"{self.path}-wal")
         alone = mode in ("read", "watch") and not os.access(self.path.parent, os.W_OK) and not log.exists()

@@ -204,7 +204,7 @@ def _rows(user: str) -> Iterator[tuple[Table, Select[Any]]]:
 def _concerning(jobs: Select[Any]) -> ColumnElement[bool]:
     """Return the condition that a decision is about these jobs, or is the newest of its cluster.
 
-    The newest decision is needed because runs that have not ended count until its time (`views.UNTIL`).
+    Runs that have not ended count until its time (`views.UNTIL`).
     """
     every = DECISIONS.alias()
     last = select(every.c.cluster_id, func.max(every.c.time)).group_by(every.c.cluster_id)
@@ -287,10 +287,7 @@ class ViewSource:
         return self._known_key
 
     def _note_decisions(self, connection: Connection, keys: set[int]) -> None:
-        """Read the decisions that were added since the last call.
-
-        The first call only notes the newest id, because all views are written then.
-        """
+        """Read the decisions that were added since the last call."""
         if self._last is None:
             self._last = connection.scalar(select(func.max(DECISIONS.c.id))) or 0
         for key, decision in connection.execute(_NEW_DECISIONS, {"last": self._last}):
@@ -343,7 +340,7 @@ def _newest(table: Table, of: Any, by: Any, most: int) -> Select[Any]:
 
 
 def _last(table: Table, *holds: str) -> Select[Any]:
-    """Return the query of each run's newest row with values in these columns. Its cost does not grow with the rows."""
+    """Return the query of each run's newest row with values in these columns."""
     inner = table.alias()
     last = select(inner.c.number).where(inner.c.run_id == RUNS.c.id, *(inner.c[name].is_not(None) for name in holds))
     if table is THROUGHPUT:
