@@ -2,8 +2,8 @@
 
 An agreement begins at one boundary and is acted on at the next. It is an all-reduce (maximum) of three integers. The
 first is n, plus `_ASKS` if a rank has a request: the ranks agree at every n-th boundary, and rank 0 chooses n. The
-others are the most and the fewest gradient exchanges that a rank has begun, which must be equal. If a rank has a
-request, a second all-reduce of eleven integers follows (and two more for each rank, if shares are uneven).
+second and third are the most and the fewest gradient exchanges that a rank has begun, which must be equal. If a rank
+has a request, a second all-reduce of eleven integers follows (and two more for each rank, if shares are uneven).
 """
 
 from __future__ import annotations
@@ -21,27 +21,24 @@ from ones_wrapper.protocol import DRAIN_WAIT_S, Order
 from ones_wrapper.script.stuck import fewer_passes
 
 SHARE = 0.01
-"""Largest share of the training time that agreements may take, unless they would then be more than `LONGEST_S`
-apart."""
+"""Largest fraction of the training time that agreements may take, unless they would then be over `LONGEST_S` apart."""
 LONGEST_S = 1.0
-"""Longest time between two agreements of the ranks (see the module), in seconds. If a step takes longer, every step
-boundary has one."""
+"""Longest time between two agreements, in seconds. If a step takes longer, each step boundary has an agreement."""
 EVERY_S = 0.1
-"""Shortest time between two agreements in seconds; but at most `MOST_LEFT_OUT` boundaries are left out for it."""
+"""Shortest time between two agreements, in seconds. At most `MOST_LEFT_OUT` boundaries in a row are left out for it."""
 MOST_LEFT_OUT = 3
 """Largest number of consecutive boundaries that are left out because of `EVERY_S`."""
 HELD_S = 30.0
-"""Longest time in seconds for which requests are delayed, because a rank has gradients that its optimizer has not
-used."""
+"""Longest delay of requests, in seconds, because a rank has gradients that its optimizer has not used."""
 _ASKS = 2**32
-"""Number that a rank with a request adds to the first integer of an agreement (see the module). It is larger than all
-other values of that integer."""
+"""Number that a rank with a request adds to the first integer of an agreement (see the module). It is larger than any
+n."""
 
 CHECKPOINT_DUE, COPY_DUE = 1, 2
-"""Values of `due`: a checkpoint, or a copy in the nodes' memory, is due without a request."""
+"""Values of `due`: rank 0 itself finds that a checkpoint, or a copy in the nodes' memory, is due."""
 
 BY_SIGNAL, BY_OWNER = 1, 2
-"""Causes of a stop. A stop by the owner is permanent, and so has the higher number."""
+"""Causes of a stop. The owner's stop is permanent, and so has the higher number."""
 
 
 @dataclass(frozen=True)
@@ -54,12 +51,12 @@ class Agreement:
     number: int
     """Number of the newest order; 0 for none."""
     wanted: int
-    """Global batch of that order, in samples; 0 for none."""
+    """Global batch of the newest order, in samples; 0 for none."""
     drain: bool
     measure: bool
-    """True if the ranks add up their measurements of the gradient noise now."""
+    """True if the ranks add up their measurements of the gradient noise."""
     behind: bool
-    """True if a checkpoint may be written in the background, since neither an owner nor a signal requested it."""
+    """True if a checkpoint may be written in the background: no owner or signal requested it."""
     plan: int = 0
     """Generation of the newest plan in a job of blocks; 0 for none."""
     change: int = 0
@@ -67,7 +64,7 @@ class Agreement:
     copy: bool = False
     """True if a copy in the nodes' memory is due."""
     measured: tuple[int, ...] = ()
-    """Times per sample and largest passes of all ranks (`Uneven.proposal`); empty if shares are even."""
+    """Numbers of all ranks from `Uneven.proposal`; empty if shares are even."""
 
 
 class Boundary:
@@ -80,9 +77,9 @@ class Boundary:
         self._began_s = self._held_since = 0.0
         self._counted = 0
         self.exchanges: Callable[[], int] = lambda: 0
-        """Function that returns the number of gradient exchanges begun on this rank. It must be equal on all ranks."""
+        """Function that returns the number of gradient exchanges begun on this rank; it must be equal on all ranks."""
         self.members: Blocks | None = None
-        """The job's blocks, whose requests are part of the agreement; None in a plain job."""
+        """The job's blocks, whose requests are in the agreement; None in a plain job."""
         self.measured: Callable[[int, int], list[int]] = lambda rank, world: []
         self.lead(None, None, 0)
         self.ranks_changed(0, 0)
@@ -93,19 +90,19 @@ class Boundary:
         return self._orders.order if self._orders is not None else None
 
     def lead(self, orders: OrderReader | None, requests: OwnerRequests | None, restart: int) -> None:
-        """Read orders and requests for the run `restart` from now on. Both arguments are None on all ranks but rank 0.
-        Not collective."""
+        """Read orders and requests for the run `restart` from now on. Both readers are None except on rank 0. Not
+        collective."""
         self._orders, self.requests, self._restart = orders, requests, restart
         self._told = (0, 0)
 
     def ranks_changed(self, applied: int, answered: int) -> None:
-        """Begin with new ranks. No agreement of the previous ranks may be under way. Not collective."""
+        """Begin with new ranks. The previous ranks must have no unfinished agreement. Not collective."""
         assert self._later is None
         self.applied, self.answered = applied, answered
-        """Number of the order whose batch is used, and number of the last drain that was carried out."""
+        """Number of the order whose batch is used, and of the last drain that was carried out."""
         self._skip, self._cost_s = 0, 0.0
         self._told = (0, 0)
-        """(number, batch) of the last order that this rank's proposals contained."""
+        """(number, batch) of the last order in this rank's proposals."""
         self._quiet = Agreement(0, False, 0, 0, False, False, True)
         """Agreement for boundaries at which no rank has a request."""
 
@@ -120,7 +117,7 @@ class Boundary:
         return self._orders.poll()
 
     def first_agreement(self) -> Agreement:
-        """Return the agreement before the first step. An order's batch is used at once; its drain waits for the first
+        """Return the agreement before the first step, which contains an order's batch. A drain waits for the first
         boundary."""
         self._proposed = self._proposal(0, int(self._flags.checkpoint), 1, False, 0)
         return self._agreed(self._group.maximum(self._proposed))
@@ -130,8 +127,8 @@ class Boundary:
 
         All ranks call this at every step boundary, after they have acted on the last agreement. The all-reduce runs
         during the next step, so that no rank waits. If steps are short, some calls do nothing. `step_s` is the length
-        of a step in seconds. Only rank 0's `due` and `measure` count. `due` is `CHECKPOINT_DUE`, `COPY_DUE` or 0.
-        `measure` is True if measurements of the gradient noise are to be added up.
+        of a step in seconds. `due` is `CHECKPOINT_DUE`, `COPY_DUE` or 0. `measure` is True if measurements of the
+        gradient noise are to be added up. Only rank 0's `due` and `measure` count.
         """
         if self._skip > 0:
             self._skip -= 1
@@ -156,8 +153,8 @@ class Boundary:
         self._began_s = time.perf_counter() - started
 
     def finish_agreement(self, unused: bool = False) -> Agreement | None:
-        """Return the agreement that was begun at the last boundary; None if there was none. All ranks call this. If any
-        rank has `unused` gradients, which no optimizer has used, all requests are delayed to a later boundary."""
+        """Return the agreement that was begun at the last boundary; None if there was none. All ranks call this. All
+        requests are delayed if any rank has `unused` gradients, which no optimizer has used."""
         if self._later is None:
             return None
         later, self._later = self._later, None
@@ -194,7 +191,7 @@ class Boundary:
         return max(1, min(max(round(self._cost_s / (SHARE * step_s)), enough), int(LONGEST_S / step_s)))
 
     def _asks(self, proposal: list[int]) -> bool:
-        """Return True if this rank's proposal has something that the other ranks do not know yet."""
+        """Return True if this rank's proposal is news for other ranks."""
         stop, asked, number, wanted, drain, _, look, due, plan, change, *measured = proposal
         new = any(measured[: len(measured) // 2])  # times; the samples that ranks hold are of no use without times
         return bool(stop or asked or drain or look or due or plan or change or new) or (number, wanted) != self._told
@@ -232,11 +229,11 @@ class Boundary:
         return Agreement(stop, saves, number, wanted, bool(drain), bool(look), not asked, *also)
 
     def wait(self, number: int, over: bool) -> tuple[bool, bool]:
-        """Return (stop, carry on), equal on all ranks. They call this repeatedly while they are drained by order
+        """Return (stop, end of the wait), equal on all ranks. They call this repeatedly while they are drained by order
         `number`.
 
-        They carry on after a newer order; a newer drain is then obeyed at the next boundary. They also carry on if rank
-        0's `over` is True: it has waited long enough for the requeue.
+        The wait ends after a newer order; a newer drain is then obeyed at the next boundary. It also ends if rank 0's
+        `over` is True, because the requeue has not come in time.
         """
         order = self._order()
         newer = order is not None and order.number > number
@@ -250,9 +247,9 @@ DRAIN_POLL_S = 0.1
 
 
 def wait_for_requeue(boundary: Boundary, number: int, goodbye: Callable[[], None]) -> str:
-    """Wait for the requeue after drain order `number`. Return the reason to carry on, or '' if a signal requests a
-    stop. Collective. At a requeue `srun` ends the ranks almost at once. So each rank calls `goodbye` as soon as it gets
-    the signal."""
+    """Wait for the requeue after drain order `number`. Return why training continues, or '' if a signal requests a
+    stop. Collective. At a requeue `srun` ends the ranks almost at once, so that each rank calls `goodbye` as soon as it
+    gets the signal."""
     wait_s = float(os.environ.get("ONES_DRAIN_WAIT_S") or DRAIN_WAIT_S)
     started = time.monotonic()
     while True:

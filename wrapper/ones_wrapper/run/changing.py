@@ -1,4 +1,4 @@
-"""The ranks of a job of blocks, which change during training. New ranks get the state from the memory of others, or all
+"""The ranks of a job of blocks, which change during training. New ranks get the state from other ranks' memory, or all
 ranks load a checkpoint in a new term."""
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ def start(
     spec_of: Callable[[], Spec],
     fits: Callable[[int], bool] = lambda world: True,
 ) -> Run:
-    """Return the run of a job of blocks, after its ranks have met (`entered`). Collective. `spec_of` returns the spec,
-    `fits(N)` is True if the strategy can use N ranks. In a term after the first, blocks that begin it wait for others
-    until `fits`. Ends the process if its ranks must start again."""
+    """Return the run of a job of blocks, after its ranks have met (`entered`). Collective. `spec_of` returns the spec;
+    `fits(N)` is True if the strategy can use N ranks. Blocks that begin a later term wait for others until it is. Ends
+    the process if its ranks must start again."""
     group, blocks, leads = entered.group, entered.blocks, entered.leads
     assert isinstance(group, TorchGroup) and blocks is not None
     block, term = blocks.block, blocks.leader.term
@@ -131,8 +131,7 @@ class ChangingRanks(FixedRanks):
         raise SystemExit(0)
 
     def _warm_up(self) -> None:
-        """Make a forward and a backward pass on zeros before joining, so that the first step is not slower than
-        others."""
+        """Make a forward and a backward pass on zeros before joining, so that the first step is not slow."""
         text = ""
         with suppress(RankError):  # a board that is lost shows soon
             text = self._group.on_first(self._blocks.shapes)
@@ -148,8 +147,7 @@ class ChangingRanks(FixedRanks):
 
     def _coming_samples(self, batch: int, world: int) -> int:
         """Return the expected number of samples in this rank's first pass after joining. It follows from the newest
-        order. Without an order it follows from `batch` and the `world` ranks that train now. Collective over the
-        block."""
+        order, or else from `batch` and `world`, the number of ranks that train now. Collective over the block."""
         wanted, blocks = self._group.on_first(self._blocks.ordered)
         batch, world = wanted or batch, (blocks * self._group.world) or (world + self._group.world)
         division = replicas.divide(self._run.sizes.spec, world, 0)
@@ -193,8 +191,8 @@ class ChangingRanks(FixedRanks):
             run.loop.first_steps.say(mistakes.HOLDS_NEXT)
 
     def _end_term(self) -> None:
-        """Write the checkpoint for the next term, and end these ranks. The launchers of blocks that stay start them
-        again. Returns only if the checkpoint cannot be written."""
+        """Write the checkpoint for the next term, and end these ranks; launchers of blocks that stay start them again.
+        Returns only if the checkpoint cannot be written."""
         run, blocks, began = self._run, self._blocks, time.time()
         run.records.flush()
         plan, why = blocks.coming, ""
@@ -325,8 +323,7 @@ class ChangingRanks(FixedRanks):
         self._blocks.give_up(why)
 
     def _abandon(self, why: str) -> None:
-        """End this process from the thread that found other ranks lost, although the script's thread still waits for
-        them."""
+        """End this process from the thread that found other ranks lost, while the script's thread waits for them."""
 
         def end() -> None:
             with suppress(Exception):
@@ -336,7 +333,7 @@ class ChangingRanks(FixedRanks):
         self._ending.by_watch(lambda: self._give_up(why, why), end)
 
     def _rescue(self) -> None:
-        """Write a checkpoint if this rank has a consistent state, and no other rank writes one."""
+        """Write a checkpoint if this rank has a consistent state, unless another rank writes one."""
         run, folder, term = self._run, self._blocks.folder, self._term
         state, step = run.keeping.state, run.progress.step
         if state is None or self.joining or not self._whole or not rescue.claim(folder.path, term):

@@ -1,4 +1,4 @@
-"""Control of a run by orders, signals and the job's owner. All ranks obey at the same step boundary."""
+"""Control of a run by orders, signals and the job's owner, at the same step boundary on all ranks."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Control:
         self._measured_at = time.monotonic()
 
     def lead(self, restart: int) -> None:
-        """Let rank 0 read the orders for the run `restart` from now on. Called on all ranks, but not collective."""
+        """Make rank 0 read the orders for the run `restart` from now on. Called on all ranks, but not collective."""
         common = self._common
         if self._group.rank == 0:
             orders = OrderReader(common.directory, restart, common.spool, common.identity.job_id)
@@ -105,7 +105,8 @@ class Control:
             self._records.batch_changed(old, number)
 
     def _drain(self, number: int) -> None:
-        """Write and report a checkpoint, and wait for the requeue. Returns if no requeue comes, or a newer order."""
+        """Write and report a checkpoint, and wait for the requeue. Returns if the requeue does not come, or after a
+        newer order."""
         # First: once the checkpoint is reported, the companion may requeue, and the ranks have hardly a moment left.
         flush_files()
         if not self._keeping.save(f"for order {number}", number):

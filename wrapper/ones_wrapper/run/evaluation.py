@@ -13,11 +13,11 @@ from ones_wrapper.script import calls
 
 
 class Evaluation:
-    """The samples of this rank's replica in an evaluation. It can be iterated several times; `Job.evaluate` returns it.
+    """The samples of this rank's replica in an evaluation, as an iterable that `Job.evaluate` returns.
 
-    An evaluation does not change the cursor of the training, its random numbers or its step times. Shares differ by at
-    most one sample. All ranks have the same number of batches, unless there are fewer samples than ranks, or batches
-    have one sample.
+    An evaluation does not change the cursor of the training, its random numbers or its step times. Ranks differ by at
+    most one sample. They have equally many batches, unless there are fewer samples than ranks, or batches of one
+    sample.
     """
 
     def __init__(self, run: Run, feed: Feed, batch: int) -> None:
@@ -32,8 +32,8 @@ class Evaluation:
         return self._feed.share(division.replicas, division.replica, most, division.unit)
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield this rank's batches. All ranks must begin together. Raises ValueError if ranks of a sharded model would
-        make different numbers of forward passes."""
+        """Yield this rank's batches. All ranks must begin together. Raises ValueError for a sharded model if ranks
+        would make different numbers of forward passes."""
         run, began = self._run, time.perf_counter()
         exchanges, replicas = run.loop.exchanges, run.sizes.division.replicas
         if exchanges.gathers and (self._batch == 1 or self._feed.samples < replicas):

@@ -9,7 +9,7 @@ from ones_wrapper.run.boundary import Agreement
 
 class Unknown(int):
     """Rank or world size in a block that has not joined yet: equal to no number, and printed as "none yet". It is an
-    int, since a script may use it as a seed."""
+    int, so that a script can use it as a seed."""
 
     def __eq__(self, other: object) -> bool:
         return False
@@ -35,8 +35,8 @@ class FixedRanks:
         return False
 
     def join(self) -> bool:
-        """Join the blocks that train, if there are any; return True if this rank has joined. Called before the first
-        step."""
+        """Join the blocks that train; return True if this rank has joined. Does nothing if no other block trains.
+        Called before the first step."""
         return False
 
     def began(self) -> None:
@@ -55,7 +55,7 @@ class FixedRanks:
         """Called after the last checkpoint of a finished training."""
 
     def leave(self, code: int) -> None:
-        """Called before the last report, if all ranks are about to end with this exit code."""
+        """Called before the last report, when all ranks are about to end with this exit code."""
 
     def ended(self, code: int) -> bool:
         """Called after the script ended with this exit code. Return True if the run must still report its end."""

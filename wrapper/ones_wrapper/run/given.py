@@ -36,7 +36,7 @@ DICT = (
 
 @dataclass
 class Given:
-    """Arguments by kind, each kind in the given order."""
+    """Arguments by kind, in the given order."""
 
     models: list[torch.nn.Module] = field(default_factory=list)
     optimizers: list[Optimizer] = field(default_factory=list)
@@ -46,7 +46,7 @@ class Given:
 
     @property
     def carried(self) -> list[Any]:
-        """Arguments other than models whose state is saved in checkpoints."""
+        """Arguments, except models, whose state is saved in checkpoints."""
         return [*self.optimizers, *self.others]
 
 
@@ -84,7 +84,7 @@ def _plain(values: dict[Any, Any]) -> dict[Any, Any]:
 
 
 def named_by_type(things: Sequence[T]) -> dict[str, T]:
-    """Return the objects by names made from their types, so that a name is the same at each start."""
+    """Return the objects by names made from their types, the same at each start."""
     found: dict[str, T] = {}
     for thing in things:
         found[unused_name(_name(thing), found)] = thing

@@ -24,11 +24,11 @@ from ones_wrapper.run.records import Records
 from ones_wrapper.run.settings import Common
 
 FIRST_S = 600.0
-"""Seconds before the first checkpoint, and between checkpoints until the cost of one is known."""
+"""Seconds before the first checkpoint, and between checkpoints until their cost is known."""
 
 
 class Keeping:
-    """Checkpoints and files of one run: when they are written, and their reports. Methods are collective unless they
+    """Checkpoints of one run, their reports, and files that the next run continues. Methods are collective unless they
     say otherwise."""
 
     def __init__(self, common: Common, checkpoints: Checkpoints, records: Records, first: Callable[[], bool]) -> None:
@@ -40,15 +40,15 @@ class Keeping:
         self.loaded = self.note = ""
         """Name of the loaded checkpoint, and a message on problems in finding it; either may be empty."""
         self.durable = True
-        """False if the loaded checkpoint was in the nodes' memory, until the disk has a newer one."""
+        """False while the disk has only checkpoints older than the state, which was loaded from the nodes' memory."""
         self.copy_steps = 0
         """Steps between two copies in the nodes' memory; 0 for none."""
         self._copied = 0
-        """Step of the newest copy in the nodes' memory, or of a newer checkpoint."""
+        """Step of the newest copy in the nodes' memory, or of a later checkpoint."""
         self._copying = False
         """True if the background thread writes a copy."""
         self._said: set[bool] = set()
-        """Results of copies (True for a complete one) that the log has; each is logged once."""
+        """Results of copies (True for a complete one) that have been logged; each is logged once."""
         self.load_s = 0.0
         self.writing = False
         self._saved: TrainingProgress | None = None
@@ -73,7 +73,7 @@ class Keeping:
         self._progress.take_over(loaded.progress)
 
     def load_again(self) -> None:
-        """Load the same checkpoint again, because the script has overwritten its state; does nothing if none was
+        """Load the same checkpoint again, because the script has overwritten the loaded state; do nothing if none was
         loaded."""
         if self.loaded and self.state is not None:
             with self._loop.exchanges.thawed():
@@ -94,9 +94,9 @@ class Keeping:
         return COPY_DUE if copies else 0
 
     def save(self, why: str, order: int | None = None, memory: tuple[MemoryFolder, int] | None = None) -> bool:
-        """Write a checkpoint and report it once it is durable. If that fails, log it and return False. Without `order`,
-        nothing is written if there was no progress since the last checkpoint. With `memory`, which `folder_for`
-        returns, the checkpoint stays in the nodes' memory if there is room. It is then not durable, and not
+        """Write a checkpoint and report it once it is durable. Return False if that fails, which is logged. Without
+        `order`, nothing is written if there was no progress since the last checkpoint. With `memory`, from
+        `folder_for`, the checkpoint is written into the nodes' memory if there is room. It is then not durable, and not
         reported."""
         self._records.flush()
         hang_detector.beat()
@@ -126,8 +126,7 @@ class Keeping:
         return True
 
     def save_behind(self) -> None:
-        """Begin a checkpoint in the background; write it before returning if `init` was called with
-        `write_behind=False`."""
+        """Begin a checkpoint in the background. With `write_behind=False` in `init`, write it before returning."""
         self._records.flush()
         assert self.state is not None
         with self._loop.exchanges.published():
@@ -167,8 +166,7 @@ class Keeping:
         return self._checkpoints.ranks_changed(restart)
 
     def let_go(self) -> None:
-        """Wait for the background checkpoint, because these ranks leave and others continue the training. Not
-        collective."""
+        """Wait for the background checkpoint, because these ranks leave a training that continues. Not collective."""
         self._checkpoints.let_go()
         self.report_finished()
 

@@ -1,9 +1,9 @@
 """A job's largest local batch: the script's limit, lowered by a strategy's formula and by trials.
 
-A formula gives the memory of activations, but allocator, workspaces and fragmentation take more. If a pass runs out of
+A formula gives only the memory of activations, without allocator, workspaces and fragmentation. If a pass runs out of
 memory in training, the local batch is halved (`memory.py`). A script may also call `Job.probe`, which doubles the size
 until a pass fails, and then bisects. HFTA (2102.02344) finds its largest number of models in this way. Each size is
-tried several times, since a later pass may fail although the first fits.
+tried several times, since a later pass may need more memory than the first.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from ones_wrapper.run.replicas import as_found
 
 TRIES = 3
 BUCKETS, MOMENTS = 1, 2
-"""Memory that the first steps allocate, in multiples of the size of the trained parameters: gradient buckets, and an
-optimizer's two moments."""
+"""Memory that the first steps allocate for gradient buckets and an optimizer's two moments, in multiples of the trained
+parameters' size."""
 
 
 class LocalBatch:
@@ -41,9 +41,9 @@ class LocalBatch:
         self._device = memory.device_name(group.device) + strategy
         found = memory.look_up(directory, self._declared, self._device)
         self.own = found.samples if found is not None else self._declared
-        """Samples that fit on this rank's device by an earlier trial; without a trial the script's limit."""
+        """Largest number of samples on this rank's device by an earlier trial; without a trial the script's limit."""
         self.found: LargestBatch | None = None
-        """Smallest result of all ranks' trials; None without a trial."""
+        """Smallest result of the trials on all ranks; None without a trial."""
         self.trying = 0
         self._by_size = spec.limits is not None
 
@@ -65,8 +65,8 @@ class LocalBatch:
         """Return the largest number of samples in a pass, found by trials unless an earlier run has found it at this
         world size.
 
-        `together` is True if ranks wait for each other within a pass. Running out of memory then ends all ranks, since
-        other ranks may never leave their pass. The ranks start again, with `trying` as the size that failed. Raises
+        `together` is True if ranks wait for each other within a pass. If one then runs out of memory, all ranks end,
+        since others may never leave their pass. They start again, with `trying` as the size that failed. Raises
         MemoryError if one `unit` does not fit.
         """
         group, device = self._group, self._device
@@ -89,7 +89,8 @@ class LocalBatch:
 
 
 def largest(fits: Callable[[int], bool], most: int, unit: int = 1) -> int:
-    """Return the largest multiple of `unit` up to `most` for which `fits` is True; 0 if not even one unit fits."""
+    """Return the largest multiple of `unit`, up to `most`, for which `fits` returns True; 0 if one unit does not
+    fit."""
     most -= most % unit
     held, size = 0, min(unit, most)
     while held < size and fits(size):
@@ -123,8 +124,8 @@ def keep_for_first_step(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator
 
 
 def _holds(one_pass: Callable[[int], object], samples: int, state: SavedState, group: Group, together: bool) -> bool:
-    """Return True if passes of `samples` samples fit on all ranks. Collective. Buffers and random numbers are restored,
-    and gradients dropped. With `together`, lack of memory is raised as an error; other errors always are."""
+    """Return True if passes of `samples` samples fit on all ranks. Collective. Restores buffers and random numbers, and
+    drops gradients. With `together`, lack of memory is raised as an error; other errors always are."""
     model, optimizers = state.model, list(state.optimizers.values())
     buffers = [buffer.detach().clone() for buffer in model.buffers()]
     failed = False

@@ -50,8 +50,7 @@ class Loader:
         # In place of a DistributedSampler: each epoch's order follows from the loader's seed and its number.
         self.sampler = SimpleNamespace(set_epoch=lambda epoch: None)
         self._given: deque[AccumulationStep] = deque()
-        """Passes whose batch the script has got, and that have not ended. There is one, or two if the script fetches
-        ahead."""
+        """Passes whose batch the script has got, and that have not ended: one, or two if the script fetches ahead."""
         self._pass = ExitStack()
         self._asks_ahead = False
         self._doubt: AskedAhead | None = None
@@ -62,7 +61,7 @@ class Loader:
         return self._run.sizes.spec.base_batch
 
     def __getattr__(self, name: str) -> Any:
-        """Return an option of the DataLoader that was given, such as `num_workers`."""
+        """Return an option of the given DataLoader, such as `num_workers`."""
         options = self.__dict__.get("_options", {})
         if name in options:
             return options[name]
@@ -161,8 +160,8 @@ class Loader:
             self._run.loop.first_steps.say(OUTSIDE)
 
     def coming(self, ahead: Callable[[], int], seeded: bool) -> Iterator[Pass]:
-        """Yield the remaining passes of the epoch. They are computed again if the batch or the ranks change. `ahead`
-        returns the number of samples that the script has fetched, but not trained on. `seeded` is passed to
+        """Yield the remaining passes of the epoch, computed again whenever the batch or the ranks change. `ahead`
+        returns the number of samples that the script has fetched but not trained on. `seeded` is as in
         `Feed.batches`."""
         run, epoch, feed, changed = self._run, self._run.progress.epoch, self._run.loop.feed, True
         assert feed is not None
@@ -177,7 +176,7 @@ class Loader:
                     break
 
     def _weighed(self, passes: Iterator[Pass]) -> Iterator[Pass]:
-        """Yield the passes. If the job counts tokens, fetch all passes of a step first, and add their numbers of
+        """Yield the passes. If the job counts tokens, fetch all passes of a step first, and set their numbers of
         tokens."""
         held = self._run.settings.tokens
         if held is None:
@@ -199,7 +198,7 @@ class Loader:
 
     def _end_pass(self, boundary: bool = True) -> None:
         """End the oldest pass. If it is the last of its step, end the step, and with `boundary` act at the step
-        boundary. Then begin the next pass, if the script has its batch."""
+        boundary. Then begin the next pass if the script has fetched its batch."""
         run = self._run
         self._pass.close()
         part = self._given.popleft()
@@ -215,7 +214,7 @@ class Loader:
     @property
     def _used_up(self) -> bool:
         """True if the epoch has no further step; False for a stream of unknown length. Requests then wait for the end
-        of the epoch, because a run that began here would find an empty loop over batches."""
+        of the epoch."""
         run, feed = self._run, self._run.loop.feed
         assert feed is not None
         return feed.samples > 0 and step_size(feed.samples - run.progress.cursor, run.sizes.cut) <= 0
@@ -227,7 +226,7 @@ class Loader:
         self.leave(early=False)
 
     def _select(self, feed: CoresetFeed) -> None:
-        """Choose the coreset's samples for the next epochs, by the model in evaluation mode. Collective."""
+        """Choose the coreset's samples for the next epochs, with the model in evaluation mode. Collective."""
         run, began = self._run, time.perf_counter()
         loop, epoch, most = run.loop, run.progress.epoch, run.sizes.spec.max_local_batch
         shared = run.sizes.division.replicas < run.group.world
@@ -262,7 +261,7 @@ class Loader:
             yield
 
     def complete(self, part: AccumulationStep) -> None:
-        """Count a step, whose last pass is `part`. Not collective."""
+        """Count a step whose last pass is `part`. Not collective."""
         self._run.loop.schedules.check()
         self._run.commit(part.share.total)
 
@@ -287,7 +286,7 @@ class Loader:
             run.records.uses(part.last)
 
     def leave(self, early: bool) -> None:
-        """Note the end of the loop over batches. `early` is True if the script left it before its end, perhaps by an
+        """Record the end of the loop over batches. `early` is True if the script left the loop early, perhaps by an
         error."""
         loop = self._run.loop
         loop.within, loop.ahead = early, False

@@ -28,7 +28,7 @@ class Loop:
         self.exchanges = Exchanges()
         self.accumulation = Accumulation()
         self.rate = Rate(1.0, follows=False)
-        """Learning rate rule; one that changes nothing until the script has registered its optimizers."""
+        """Learning rate rule. It changes nothing until the script has registered its optimizers."""
         self.schedules = Schedules(1)
         self.noise: NoiseScale | None = None
         self.part = AccumulationStep(Share(0, 1, 1), 0, 1, 0, 1, 1)
@@ -39,18 +39,18 @@ class Loop:
         """Last epoch whose batches were all given to the script; -1 for none."""
         self.in_epochs = False
         self.end_open: Callable[[], None] = lambda: None
-        """Function that ends an epoch's last step. If the script fetches ahead, this step is still open after the
-        loop."""
+        """Function that ends an epoch's last step. This step is still open after the loop if the script fetches
+        ahead."""
         self.ahead = False
         """True if the script has already fetched its next batch."""
         self.least = 1
-        """Smallest number of samples on a rank, other than 0: 2 if the model normalizes over the batch, else 1."""
+        """Smallest number of samples on a rank that is not 0: 2 if the model normalizes over the batch, else 1."""
         self.first_steps = FirstSteps(False, torch.nn.Module(), [], [])
         self.used: list[int] = []
-        """Dataset indices that this rank used in the present step, if a trace is written."""
+        """Dataset indices that this rank used in the present step, for the trace."""
         self.at_boundary = False
-        """True at a step boundary, where model, optimizer and progress are consistent. It stays True if other ranks are
-        lost there, so that a checkpoint can be written."""
+        """True at a step boundary, where model, optimizer and progress are consistent. It stays True if ranks are lost
+        there."""
         self.unused = False
         self.still = 0
         self.begun_before = 0
@@ -58,8 +58,8 @@ class Loop:
 
     @property
     def mid_step(self) -> bool:
-        """True from the beginning of an optimizer's step until the step is counted, while the cursor is behind the
-        model."""
+        """True from the beginning of an optimizer's step until the step is counted: the model is then ahead of the
+        cursor."""
         return self.within and (self.rate.stepping or self.rate.stepped)
 
     @property
@@ -69,7 +69,7 @@ class Loop:
         return self.exchanges.steps_together and (self.at_boundary or (self.within and not self.mid_step))
 
     def stepped(self, progress: TrainingProgress, total: int) -> None:
-        """Note the end of a step of `total` samples, which `progress` already includes."""
+        """Record the end of a step of `total` samples, which `progress` already includes."""
         if self.noise is not None:
             self.noise.step(total)
         self.begun_before = self.exchanges.begun

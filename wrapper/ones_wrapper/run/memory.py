@@ -35,8 +35,8 @@ class DoesNotFitError(RuntimeError):
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return True for an error due to lack of memory: torch's own, or a RuntimeError of CUDA, its libraries or the
-    CPU's allocator. A smaller local batch might avoid it."""
+    """Return True for an error due to lack of memory, which a smaller local batch might avoid. It is torch's own error,
+    or a RuntimeError of CUDA, its libraries or the CPU's allocator."""
     if isinstance(error, torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and _OUT_OF_MEMORY.search(str(error)) is not None
@@ -69,8 +69,8 @@ class LargestBatch(NamedTuple):
 def look_up(directory: Path, declared: int, device: str) -> LargestBatch | None:
     """Return the largest local batch that was found on a device of this name; None if there is none.
 
-    A result counts only if the script still declares the same limit. Not collective: ranks on different devices may get
-    different results, and all must use the smallest.
+    A result counts only for the script's limit `declared` at the trial. Not collective: ranks on different devices may
+    get different results, and all must use the smallest.
     """
     path = directory / MEMORY
     try:
@@ -88,7 +88,7 @@ def look_up(directory: Path, declared: int, device: str) -> LargestBatch | None:
 
 
 def remember(directory: Path, declared: int, failed_at: int, device: str, gpus: int = 0) -> int:
-    """Store half of `failed_at`, the samples of a pass that did not fit; return the number that is stored.
+    """Store half of `failed_at`, the number of samples of a pass that did not fit; return the stored number.
 
     Any rank may call this, even several at once: the file is replaced atomically, and its number only falls. If two
     ranks write at the same moment, the larger number may remain; then one more trial fails. Raises `DoesNotFitError` if

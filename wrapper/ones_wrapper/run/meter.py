@@ -29,10 +29,10 @@ class Losses:
     total: torch.Tensor | float = 0.0
     samples: torch.Tensor | float = 0.0
     nonfinite: torch.Tensor | float = 0.0
-    """Number of losses that are not finite; `total` and `samples` leave them out."""
+    """Number of losses that are not finite, which `total` and `samples` leave out."""
 
     def add(self, losses: Sequence[torch.Tensor], samples: Sequence[int]) -> None:
-        """Add mean losses, each over this number of samples; all are on one device."""
+        """Add the mean losses of passes, each over the given number of samples. All losses are on one device."""
         values = torch.stack([loss.reshape(()) for loss in losses])
         weights = torch.tensor(samples).to(values.device, non_blocking=True)
         finite = torch.isfinite(values)
@@ -48,7 +48,7 @@ class Losses:
 
     @property
     def mean(self) -> float | None:
-        """Mean over the samples; None if no loss was finite. Waits for the device."""
+        """Mean loss over the samples; None if no loss was finite. Waits for the device."""
         samples = float(self.samples)
         return float(self.total) / samples if samples else None
 
@@ -63,7 +63,7 @@ class Meter:
         wait: Callable[[], None] = lambda: None,
         use: DeviceUse | None = None,
     ) -> None:
-        """`wait` waits until the device has done all queued work; a step's time would otherwise end when the step is
+        """`wait` waits until the device has done all queued work, so that a step's time does not end when the step is
         queued. `use` measures the device's use, on the rank that reports."""
         self._use, self._every_s, self._clock, self._wait = use, every_s, clock, wait
         self._began = clock()
@@ -76,9 +76,9 @@ class Meter:
         self.last_s = 0.0
         self._epoch, self._interval = Losses(), Losses()
         self.watch: OwnTime | None = None
-        """Clock of this rank's time without its waits for other ranks, if shares are uneven."""
+        """Clock of this rank's time without waits for other ranks, if shares are uneven."""
         self._pending: list[tuple[torch.Tensor, int]] = []
-        """Losses of the interval that are not added up yet, since adding many takes as long as adding one."""
+        """Losses of the interval that are not added up yet: adding many takes as long as adding one."""
 
     def ranks_changed(self) -> None:
         """Do not measure the next steps, as after a start."""
@@ -91,7 +91,7 @@ class Meter:
             self.watch.start()
 
     def leave_out(self, seconds: float) -> None:
-        """Subtract these seconds from the present step's time, for example the time of an evaluation within it."""
+        """Subtract these seconds, such as those of an evaluation, from the present step's time."""
         self._began += seconds
         if self.watch is not None:
             self.watch.leave_out(seconds)
@@ -131,15 +131,15 @@ class Meter:
         return self._end() if self._seconds >= self._every_s else None
 
     def settle(self) -> None:
-        """Wait for the device and count the wait in the interval. A checkpoint or evaluation that follows then begins
-        with an idle device."""
+        """Wait for the device, and count the wait in the interval. A checkpoint or evaluation then begins with an idle
+        device."""
         if self._latest is not None:
             began = self._clock()
             self._wait()
             self._seconds += self._clock() - began
 
     def forget(self) -> None:
-        """Drop what is not reported yet, because reading the losses would wait for a device that hangs."""
+        """Drop what is not reported yet: reading the losses would wait for ever on a device that hangs."""
         self._latest, self._pending = None, []
         self._epoch, self._interval = Losses(), Losses()
 

@@ -9,7 +9,7 @@ from ones_wrapper.process.log import log
 from ones_wrapper.protocol import Spec
 
 NO_STEPS = 20
-"""Number of steps in a row without an optimizer's step before the hint. A gradient scaler may skip the first few."""
+"""Number of consecutive steps without an optimizer's step before the hint. A gradient scaler may skip the first few."""
 
 
 def look_at(spec: Spec) -> None:

@@ -1,4 +1,4 @@
-"""Records of a run: reports to the companion, resizes in the job's log, and samples used."""
+"""Records of a run: reports to the companion, lines about resizes in the job's log, and a trace of the samples used."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ class Records:
         self._resizes = ResizeLog(tell=lambda *resize: self._series.resized(*resize))
         self._shape = ""
         self._change: tuple[str, Membership, float | None] | None = None
-        """Last change of ranks as (old shape, report, expected gain) until the first step after it ends."""
+        """(old shape, report, expected gain) of the last change of ranks, until the first step after it ends."""
         self._after: list[Report] = []
         self._sample_s = 0.0
-        """Seconds that a rank took for one sample in the last interval; 0 before the first interval."""
+        """Seconds per sample on a rank in the last interval; 0 before the first interval."""
         self._earlier = resize_log.before(directory, identity.restart) if first else None
         before, self.failed_before = previous(directory, identity.restart) if first else (0.0, False)
-        """Unix time of the previous run's last report, and True if that run ended without a bye or with an error. On
-        rank 0 only."""
+        """Unix time of the previous start's last report, and True if that start ended without a bye or with an error;
+        on rank 0."""
         launched = float(env.get("ONES_LAUNCHED") or started)
         self._hello = partial(
             Hello,
@@ -62,7 +62,7 @@ class Records:
             directory=str(directory)[:MAX_TEXT],
             spool=str(common.spool or "")[:MAX_TEXT],
         )
-        """Function that makes the hello; its arguments are the fields that are known only later."""
+        """Function that makes the hello from the fields that are known later."""
         self._hello_at = 0.0
         self._writer = ReportWriter(directory, identity.restart) if first else None
         self._warned = self._left = self._first = False
@@ -72,8 +72,7 @@ class Records:
     # -- reports ------------------------------------------------------------------------------------------------------
 
     def send(self, report: Report | None) -> None:
-        """Send a report; do nothing for None. After a change of ranks, reports wait until the change itself is
-        reported."""
+        """Send a report; do nothing for None. Reports wait while a change of ranks is not reported."""
         if report is None or self._writer is None:
             return
         if self._change is not None:
@@ -116,8 +115,8 @@ class Records:
             self.send(Bye(reason, self._progress.step, code, note))
 
     def begin(self, load_s: float, loaded: str, note: str, order: Order | None) -> None:
-        """Send the first report of a run (`Hello`). `order` is the newest order. If it drained the previous run, it
-        caused this start."""
+        """Send the first report of a run (`Hello`). `order` is the newest order, which caused this start if it drained
+        the previous run."""
         self._say_hello(load_s=load_s, checkpoint=loaded, note=note[:MAX_TEXT])
         earlier, group = self._earlier, self._group
         if earlier is None or group.rank != 0:
@@ -171,19 +170,19 @@ class Records:
         hang_detector.beat()
 
     def uses(self, last: bool) -> None:
-        """Record the beginning of a pass; `last` is True for the last pass of a step. `loop.used` has the step's
-        samples so far."""
+        """Record the beginning of a pass; `last` is True for a step's last pass. `loop.used` has the samples of the
+        step so far."""
         if last and self.trace and self.trace.beforehand:
             self.trace.write(epoch=self._progress.epoch, step=self._progress.step, samples=self._loop.used)
 
     def epoch(self, at: tuple[int, int, int], losses: Losses, loss: float | None, accuracy: float | None) -> None:
-        """Report the end of an epoch at `at`, (epoch, step, cursor). `losses` has the losses of all ranks. `loss`, if
-        given, is reported in place of their mean."""
+        """Report the end of an epoch at `at`, (epoch, step, cursor). `losses` has the losses of all ranks; `loss`, if
+        given, is reported instead of their mean."""
         self.send(Epoch(*at, losses.mean if loss is None else loss, accuracy, int(losses.nonfinite)))
 
     def batch_changed(self, old: int | None, number: int | None) -> None:
-        """Report the present batch after a change by order `number`; None without an order. `old` is the previous
-        batch; None if only the learning rate changed."""
+        """Report the present batch after a change by order `number`, or without an order. `old` is the previous batch;
+        None if only the learning rate changed."""
         self._say_batch(old)
         sizes, rate = self._sizes, self._loop.rate
         passes, power = sizes.division.passes(sizes.batch), rate.power(self._progress, sizes.rated(sizes.batch))
@@ -224,8 +223,8 @@ class Records:
 
     def membership(self, plan: Plan, pause_s: float, size: int, transfer_s: float, order: Order | None) -> None:
         """Record that the blocks of `plan` train from now on. `size` bytes of state were sent to new blocks in
-        `transfer_s` seconds. `order` is the newest order. After a pause, the report is sent at the end of the first
-        step, whose extra time counts as pause."""
+        `transfer_s` seconds. `order` is the newest order. The report is sent after the first step, whose extra time is
+        added to `pause_s`."""
         at = self._progress.step
         restarts = tuple(member.restart for member in plan.members)
         shape = (plan.nodes, plan.ranks_per_node, plan.world)
@@ -252,15 +251,15 @@ class Records:
 
 
 class TraceWriter:
-    """Writer of a file with the samples of each step, for tests. A run writes a line `{"restart", "attempt", "rank",
-    "world", "begin": step}`, and each step a line `{…, "epoch", "step", "samples"}`. In a job of blocks each change of
-    ranks writes a line `{…, "generation"}`."""
+    """Writer of a file with the samples of each step, for tests. At its start a run writes `{"restart", "attempt",
+    "rank", "world", "begin": step}`, and for each step `{…, "epoch", "step", "samples"}`. In a job of blocks each
+    change of ranks writes `{…, "generation"}`."""
 
     def __init__(self, path: Path, common: dict[str, int], beforehand: bool) -> None:
         self._path, self._common = path, common
         self.beforehand = beforehand
-        """True if a step's line is written when its last pass begins: this rank may die after others have used its
-        gradients."""
+        """True if a step's line is written when its last pass begins, since this rank may die after others have used
+        its gradients."""
 
     @classmethod
     def of(cls, env: Mapping[str, str], restart: int, rank: int, world: int, name: str = "") -> TraceWriter | None:
@@ -279,6 +278,6 @@ class TraceWriter:
 
     def write(self, **line: Any) -> None:
         """Write a line. `samples` are the dataset indices that this rank used in a step. `begin` is the step from which
-        this run continues; lines of earlier runs from that step on do not count."""
+        this run continues: later steps of earlier runs do not count."""
         with self._path.open("a") as file:
             file.write(json.dumps({**self._common, **line}) + "\n")

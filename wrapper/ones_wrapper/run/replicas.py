@@ -15,8 +15,7 @@ from ones_wrapper.strategy import Strategy
 
 @dataclass(frozen=True, slots=True)
 class Division(Cut):
-    """Division of steps at one world size, as seen by this rank and within a strategy's limits. Its batch is set
-    later."""
+    """Division of steps at one world size and within a strategy's limits, for this rank. Its batch is set later."""
 
     first: bool = True
     """True if this rank is the first of its replica, and so writes the replica's samples to the trace."""
@@ -29,7 +28,7 @@ class Division(Cut):
 
 
 def limits_of(strategy: Strategy | None, spec: Spec, group: Group) -> StrategyLimits | None:
-    """Return a strategy's limits in this job; their memory is by default that of the smallest GPU. Collective. Raises
+    """Return a strategy's limits in this job, with the memory of the smallest GPU by default. Collective. Raises
     TypeError if the object is no strategy, and ValueError if the strategy cannot use the present ranks."""
     if strategy is None:
         return None
@@ -47,8 +46,8 @@ def limits_of(strategy: Strategy | None, spec: Spec, group: Group) -> StrategyLi
 
 
 def as_found(spec: Spec, world: int, found: LargestBatch | None) -> Spec:
-    """Return the spec corrected by the trial `found`, which may be from another world size. The trial corrects a
-    strategy's formula for memory; without a formula it lowers the largest local batch."""
+    """Return the spec corrected by the trial `found`, perhaps at another world size. The trial corrects a strategy's
+    formula for memory, or else lowers the largest local batch."""
     if found is None:
         return spec
     if spec.limits is not None:
@@ -65,7 +64,7 @@ def as_found(spec: Spec, world: int, found: LargestBatch | None) -> Spec:
 
 
 def limits_again(strategy: Strategy | None, spec: Spec, group: Group) -> StrategyLimits | None:
-    """Return the strategy's limits again, because it now knows the models. Not collective."""
+    """Return the strategy's limits, computed again for the models that it now knows. Not collective."""
     if strategy is None or spec.limits is None:
         return spec.limits
     limits = strategy.limits(spec, max(MOST_GPUS, group.world), group.gpus_per_node)
@@ -98,8 +97,8 @@ def divide(spec: Spec, world: int, rank: int, equal: bool = False) -> Division:
 
 
 def in_force(spec: Spec, wanted: int, division: Division) -> int:
-    """Return the global batch to use for an order of `wanted` samples. It is a multiple of the strategy's divisor, and
-    of init's `multiple_of` if that many samples fit. Raises ValueError if there is no such batch."""
+    """Return the global batch for an order of `wanted` samples. It is a multiple of the strategy's divisor, and of
+    init's `multiple_of` if that many samples fit. Raises ValueError if there is no such batch."""
     most = spec.max_batch, division.max_local, spec.max_passes
     batch = clamp_batch(wanted, division.replicas, *most, lcm(spec.multiple_of, division.quantum))
     if batch % division.quantum:
@@ -132,7 +131,7 @@ def noise_may_be_measured(strategy: Strategy | None, spec: Spec) -> bool:
 
 
 def look_at(spec: Spec, world: int) -> str:
-    """Return a hint if, by a strategy's formula, not even one sample fits; else empty."""
+    """Return a hint if not even one sample fits by a strategy's formula; else empty."""
     limits, row = spec.limits, row_of(spec, world)
     if limits is None or row.most_local(limits.memory_bytes) != 0:
         return ""

@@ -13,7 +13,7 @@ from ones_wrapper.protocol import MAX_LINE, Batch, Epoch, First, Hello, Membersh
 from ones_wrapper.protocol.growth import efficiency
 
 MEASURE_S = 30.0
-"""Seconds of training after which a line names the speed after a resize."""
+"""Seconds of training after a resize, at whose end a line names the new speed."""
 _SHOWN = 16
 """Largest number of ranks whose shares are listed in a line."""
 _WARM_UP = 2
@@ -21,7 +21,7 @@ _WARM_UP = 2
 
 
 def shape_name(nodes: int, gpus_per_node: int, world: int) -> str:
-    """Return the text for a shape: nodes × GPUs per node, or the number of GPUs if it differs by node."""
+    """Return the text of a shape: nodes × GPUs per node, or the number of GPUs if nodes differ."""
     return f"{nodes}x{gpus_per_node}" if gpus_per_node else f"{world} GPUs"
 
 
@@ -38,7 +38,7 @@ class Before:
 
 
 def before(job_dir: Path, restart: int) -> Before | None:
-    """Return the previous start: an earlier one of this run, or the run before. None if neither trained."""
+    """Return the previous start, of this run or of the run before; None if neither trained."""
     spec = read_spec(job_dir)
     for number in (restart, restart - 1):
         found = _before(job_dir / reports_name(number), spec.grown if spec is not None else 0)
@@ -74,7 +74,7 @@ def _before(path: Path, free: int) -> Before | None:
 
 
 def shares_changed(shares: Sequence[int], step: int) -> str:
-    """Return the line for new shares of the ranks."""
+    """Return the line about new shares of the ranks."""
     parts = ", ".join(str(each) for each in shares[:_SHOWN]) + (", …" if len(shares) > _SHOWN else "")
     return f"step {step}: ranks get {parts} of {sum(shares)} samples a step, by the speed that they measured"
 
@@ -91,10 +91,10 @@ class ResizeLog:
         self._warm_up = _WARM_UP
         self._starts: tuple[Before, str, float | None] | None = None
         self._waits: tuple[str, str, float] | None = None
-        """(old shape, new shape, useful samples/s before) of a resize whose speed is still being measured."""
+        """(old shape, new shape, useful samples/s before) of a resize, until the speed after it is measured."""
 
     def started(self, earlier: Before | None, shape: str, gain: float | None) -> None:
-        """Note the start of a run; the line is written after its first step. `gain` is the expected ratio of the new
+        """Record the start of a run; its line is written after the first step. `gain` is the expected ratio of the new
         speed to the speed of `earlier`."""
         if earlier is not None and earlier.shape != shape:
             self._starts = (earlier, shape, gain)
@@ -102,7 +102,7 @@ class ResizeLog:
     def switched(
         self, old: str, new: str, step: int, pause_s: float, gain: float | None, *, speaks: bool = True
     ) -> None:
-        """Note a change of ranks during training; `speaks` is True on rank 0."""
+        """Record a change of ranks during training; `speaks` is True on rank 0."""
         before_it = self._useful / self._seconds if self._seconds else 0.0
         self._useful = self._seconds = 0.0
         self._warm_up = _WARM_UP
@@ -111,12 +111,12 @@ class ResizeLog:
             self._speak(old, new, step, pause_s, gain, before_it)
 
     def batch_changed(self) -> None:
-        """Drop the measured speed, which belongs to another batch."""
+        """Drop the speed measured so far, since the batch changes."""
         if self._waits is None:
             self._useful = self._seconds = 0.0
 
     def stepped(self, step: int, useful: float, seconds: float) -> None:
-        """Note the end of a step of `useful` useful samples that took `seconds`."""
+        """Record the end of a step of `useful` useful samples that took `seconds`."""
         if self._starts is not None:
             (earlier, shape, gain), self._starts = self._starts, None
             pause_s = max(0.0, self._clock() - earlier.ended)

@@ -72,13 +72,13 @@ class Run:
         self._run_id = group.on_first(lambda: run_id(directory, env, identity.job_id))
         self.begun = False
         self.left = 0
-        """1 after the script has left the loop over epochs on any rank, 2 if it did so after a signal, else 0."""
+        """1 after the script has left the loop over epochs on any rank, 2 if it left after a signal, else 0."""
         self._signalled = -1
-        """Epoch that began after a signal handler of the script was called; -1 for none."""
+        """Epoch that began after the call of the script's own signal handler; -1 for none."""
         self.ended = False
         self._watch: stuck.Watch | None = None
         self._reason = "stopped"
-        """Reason that the last report names if the script ends now without a signal or an error."""
+        """Reason for the last report, if the script ends now without a signal or an error."""
         FLAGS.install()
         FLAGS.armed = True
         on_exit(self._ended)
@@ -194,14 +194,14 @@ class Run:
 
     def same_data(self, before: str, where: str) -> str:
         """Return `before`, a fingerprint of the dataset, or the present fingerprint if `before` is empty. Raises
-        ValueError if the two differ; the message names `where`, the origin of `before`. Not collective."""
+        ValueError if they differ; the message names `where` as the origin of `before`. Not collective."""
         assert self.loop.feed is not None
         mine = self.loop.feed.fingerprint()
         fingerprint.check(mine, before, where)
         return before or mine
 
     def batch_shares(self) -> calls.BatchShares | None:
-        """Return the shares of the present pass; None outside of training. Not collective."""
+        """Return the number of samples in the present pass; None outside of training. Not collective."""
         loop, state = self.loop, self.keeping.state
         if not loop.within or state is None or not getattr(state.model, "module", state.model).training:
             return None
@@ -236,7 +236,7 @@ class Run:
         self.ranks.stepped()
 
     def act(self) -> None:
-        """Act on the requests of orders, signals and the job's owner at a step boundary, the same on all ranks."""
+        """Act on requests of orders, signals and the job's owner at a step boundary."""
         self.ranks.at_boundary()
         self.loop.at_boundary = True
         agreed = self.control.agree()
@@ -249,7 +249,7 @@ class Run:
         self.loop.at_boundary = False
 
     def end_epoch(self, loss: float | None, accuracy: float | None) -> None:
-        """Report the epoch, and begin the next one; this is a step boundary, unless it was the last."""
+        """Report the epoch, and begin the next one. This is a step boundary, except after the last epoch."""
         self._end_epoch(loss, accuracy)
         if FLAGS.called:  # a handler's note may end the loop within another epoch, and not much later
             FLAGS.called, self._signalled = False, self.progress.epoch
@@ -257,8 +257,8 @@ class Run:
             self.act()
 
     def _end_epoch(self, loss: float | None, accuracy: float | None, leaves: int = 0) -> None:
-        """`leaves` is 1 if the script on this rank has left the loop over epochs, 2 if it may continue at the next
-        start, else 0. If it has left on any rank, all ranks leave."""
+        """End the epoch. `leaves` is 1 if the script on this rank has left the loop over epochs, 2 if it may continue
+        at the next start, else 0. All ranks leave if one does."""
         self.begin()
         loop, progress = self.loop, self.progress
         loop.end_open()
@@ -288,8 +288,8 @@ class Run:
         return self._reason == "finished"
 
     def leave_epochs(self, loss: float | None, accuracy: float | None) -> None:
-        """Finish training after the script has left the loop over epochs early, on all ranks. An epoch counts if all
-        its samples are used."""
+        """Finish training after the script has left the loop over epochs early, on all ranks. The epoch counts if all
+        its samples were used."""
         self.loop.end_open()
         # A handler may have the script leave, to go on at the next start.
         signalled = FLAGS.stop or FLAGS.called or self._signalled == self.progress.epoch
@@ -359,8 +359,8 @@ class Run:
 
 
 def _claimed(group: Group, take: Callable[[], Claim | None]) -> Claim | None:
-    """Return the claim that `take` returns on this rank. Collective: if it raises `ClaimedError` on any rank, all ranks
-    end."""
+    """Return the claim that `take` returns on this rank. Collective: all ranks end if `take` raises `ClaimedError` on
+    any rank."""
     claim, refused = None, 0
     try:
         claim = take()

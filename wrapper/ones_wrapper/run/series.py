@@ -17,18 +17,18 @@ _NAMES = {"gpus": "world", "batch": "batch", "lr_factor": "lr_factor"}
 
 
 class Series:
-    """Writer of rank 0's reports to a logger, which is opened with the first report. An error of the logger is logged
-    and ends the series, but not the training."""
+    """Writer of rank 0's reports to a logger, opened with the first report. An error of the logger is logged, and ends
+    the series only."""
 
     def __init__(self, opened: Open | None, run_id: Callable[[], str], directory: Path) -> None:
-        """`opened` makes the logger; None for no series. The address of the logger's page is written into `directory`,
-        the job's directory, so that the job's page can show it."""
+        """`opened` makes the logger; None for no series. The address of the logger's page is written into the job's
+        directory `directory`."""
         self._opened, self._run_id, self._directory = opened, run_id, directory
         self._logger: Any = None
         self._now: dict[str, float] = {}
 
     def report(self, report: Report) -> None:
-        """Write the numbers of a report that belong to the series."""
+        """Write the numbers of a report that the series has."""
         found = {name: getattr(report, field) for name, field in _NAMES.items() if hasattr(report, field)}
         self._now |= found
         if isinstance(report, Throughput):
@@ -37,7 +37,7 @@ class Series:
             self._write(getattr(report, "step", 0), self._now | found)
 
     def resized(self, step: int, pause_s: float, text: str) -> None:
-        """Write a resize with its pause; `text` is its line in the job's log."""
+        """Write a resize with its pause; `text` is the resize's line in the job's log."""
         self._write(step, self._now | {"pause_s": pause_s}, text)
 
     def _write(self, step: int, numbers: Mapping[str, float], resize: str = "") -> None:
@@ -57,8 +57,7 @@ class Series:
             log(f"init: series: {type(error).__name__}: {str(error)[:300]}; nothing more is written to this logger")
 
     def close(self) -> None:
-        """Close the logger in a thread, because another rank writes the series from now on. (At the end of a script
-        loggers close themselves.)"""
+        """Close the logger in a thread, because another rank writes the series from now on."""
         self._opened = None
         for name in ("finish", "end_run", "close"):
             if end := getattr(self._logger, name, None):

@@ -68,9 +68,9 @@ class Identity:
     restart: int
     """Slurm's restart count; in a job of blocks the number of the term."""
     leads: bool = True
-    """True if these ranks write the job's files. False for a block that joins others."""
+    """True if these ranks write the job's files, False in a block that joins others."""
     name: str = ""
-    """Name of this process in a job of blocks, in which a process's rank may change. Empty in a plain job."""
+    """Name of this process in a job of blocks, which stays when its rank changes. Empty in a plain job."""
 
     @classmethod
     def of(cls, env: Mapping[str, str]) -> Identity:

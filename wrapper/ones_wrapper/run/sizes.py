@@ -45,23 +45,23 @@ class StepSizes:
 
     @property
     def cut(self) -> Cut:
-        """Batch and division of a step, from which this rank's passes follow."""
+        """Batch and division from which this rank's passes in a step follow."""
         return replace(self.division, batch=self.batch, uneven=self.shares, least=self._loop.least)
 
     @property
     def least_step(self) -> int:
-        """Smallest number of samples in a step. If fewer are left at the end of an epoch, they are not used."""
+        """Smallest number of samples in a step; fewer at the end of an epoch are not used."""
         division = self.division
         return max(division.whole, self._loop.least * division.replicas) if self._settings.equal else 1
 
     @property
     def cut_by(self) -> tuple[object, ...]:
-        """Values that change when the rest of the epoch must be divided again."""
+        """Values whose change requires a new division of the rest of the epoch."""
         return self.batch, self.generation, self.shares
 
     def rated(self, samples: int) -> float:
-        """Return the samples that set the learning rate of a step of `samples` samples: all, or those of one replica
-        (`Strategy.local_rate`)."""
+        """Return the number of samples that sets the learning rate of a step of `samples` samples: all, or one
+        replica's (`Strategy.local_rate`)."""
         return samples / self._rated
 
     @property
@@ -84,7 +84,7 @@ class StepSizes:
         return changed
 
     def put_in_force(self) -> None:
-        """Use the batch of the newest order from now on, rounded to one that the ranks can use."""
+        """Use the newest order's batch from now on, rounded to one that the ranks can use."""
         spec, wanted = self.spec, self._progress.batch
         wanted = wanted or spec.base_batch * self._rated
         self.batch = batch = replicas.in_force(spec, wanted, self.division)
@@ -107,14 +107,12 @@ class StepSizes:
         return note
 
     def write_spec(self) -> None:
-        """Write `spec.json`, from which the companion reads the job's limits. Does nothing on other ranks than rank
-        0."""
+        """Write `spec.json`, from which the companion reads the job's limits, on rank 0."""
         if self._group.rank == 0:
             write_spec(self._directory, self.spec)
 
     def complete(self, samples: int) -> None:
-        """Complete the spec with what is known after the models are built; `samples` is the number of samples in an
-        epoch."""
+        """Complete the spec after the models are built; `samples` is the number of samples in an epoch."""
         spec, strategy = self.spec, self._settings.strategy
         limits = replicas.limits_again(strategy, spec, self._group)
         # Strategies have their own formulas for the bytes that they send.
@@ -140,7 +138,7 @@ class StepSizes:
         self.division = replicas.divide(spec, self._group.world, self._group.rank, self._settings.equal)
 
     def count(self, total: int) -> float:
-        """Count a step of `total` samples; return them as useful samples."""
+        """Count a step of `total` samples; return the number of useful samples."""
         progress, base = self._progress, self.spec.base_batch
         useful = total * efficiency(self.batch, base, progress.noise or None, progress.admitted)
         progress.padding += counted(progress, total, self.batch, base, self.least_step) - total
@@ -173,8 +171,8 @@ class StepSizes:
         return True
 
     def batch_fixed(self) -> None:
-        """Write the spec again if the strategy's limits have changed, for example if its batch must not change any
-        more."""
+        """Write the spec again if the strategy's limits have changed, for example if it now forbids changes of the
+        batch."""
         strategy, limits = self._settings.strategy, self.spec.limits
         if strategy is None or limits is None:
             return

@@ -1,9 +1,8 @@
 """A dummy step of a rank that is about to join others, so that device, libraries and kernels are ready for its first
 step.
 
-Its input is zeros, in the shapes of the models' inputs on the ranks that train, which send the shapes as JSON. The
-number of samples is that of this rank's first pass. A compiled model, cuDNN's search and CUDA graphs are ready for one
-shape only.
+Its input is zeros. Their shapes come as JSON from the ranks that train, and the number of samples is that of this
+rank's first pass. Compiled models, cuDNN's search and CUDA graphs are each ready for only one shape.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ MOST_TEXT = 100_000
 
 
 class Shapes:
-    """Shapes of each model's inputs, recorded once in its next forward pass in training."""
+    """Shapes of each model's inputs, recorded in one forward pass in training."""
 
     def __init__(self, exchanges: Exchanges, samples: Callable[[], int]) -> None:
         """`samples` returns the number of samples in the present pass."""
@@ -70,7 +69,7 @@ def run(exchanges: Exchanges, told: str, device: torch.device, samples: Callable
 
 
 def _autocast(model: torch.nn.Module) -> str:
-    """Return the type of autocast that is on in this pass; empty if autocast is off."""
+    """Return the dtype of autocast in this pass; empty if autocast is off."""
     device = next((parameter.device.type for parameter in model.parameters()), "cpu")
     on = torch.is_autocast_enabled(device)
     return str(torch.get_autocast_dtype(device)).removeprefix("torch.") if on else ""
@@ -89,8 +88,8 @@ def _pass(exchange: Exchange, args: Any, kwargs: Any) -> None:
 
 
 def _describe(value: Any) -> Any:
-    """Return the type and shape of each tensor in `value`, and its other values, for JSON. Raises TypeError for unknown
-    types."""
+    """Return the type and shape of each tensor in `value`, and other values as they are, for JSON. Raises TypeError for
+    unknown types."""
     if isinstance(value, torch.Tensor):
         return {"tensor": [str(value.dtype).removeprefix("torch."), list(value.shape)]}
     if type(value) in (list, tuple):
