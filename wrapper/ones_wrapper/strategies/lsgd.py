@@ -3,11 +3,11 @@ rank's.
 
     job = ones.init(batch=32, ..., strategy=ones.strategies.Lsgd(period=16))
 
-`job.ddp` then returns a model with this exchange. Each rank trains on its own samples. Every step pulls the rank a
-little towards its leaders' parameters in the last round: the leader of its node, and the leader of all ranks. A leader
-is the rank with the lowest mean training loss. Rounds are synchronous. Every `local_period` steps the ranks of a node
-get their leader's parameters; every `period` steps all ranks get those of the best rank. A leader's parameters are a
-point that a rank has reached. An average may be a point of high loss between ranks in different minima.
+`job.ddp` then returns a model with this exchange. Each rank trains on its own samples. A leader is the rank with the
+lowest mean training loss: on a node, or of all ranks. In synchronous rounds, ranks get their leaders' parameters: the
+node's every `local_period` steps, and the best rank's every `period` steps. Each step then pulls a rank a little
+towards them. A leader has reached its parameters by training, while an average may have a high loss between ranks in
+different minima.
 
 The job evaluates and saves the leader of all ranks.
 """
@@ -44,14 +44,13 @@ class LsgdExchange(ApartExchange):
     name = "lsgd"
 
     def __init__(self, group: Group, *, period: int, local_period: int, pull: float) -> None:
-        """`period` and `local_period` are the steps between two rounds of all ranks, and of a node's ranks. `period` is
-        a multiple of `local_period`. A round moves a rank by the share `pull` of the way to a leader. The steps until
-        the next round together move it about as far again."""
+        """`period` is the number of steps between two rounds of all ranks, and a multiple of `local_period`, that of a
+        node's ranks. A round moves a rank by the fraction `pull` of the way to a leader. The steps until the next round
+        together move it about as far again."""
         super().__init__(group)
         self._period, self._local_period, self._pull = period, local_period, pull
         self._pulled: list[torch.nn.Parameter] = []
-        """Parameters that were trainable in `wrap`. Copies of leaders have these, even if the script freezes some
-        later."""
+        """Parameters that were trainable in `wrap`. They are pulled even if the script freezes some later."""
         self._begin()
 
     def wrap(self, model: torch.nn.Module, **options: Any) -> torch.nn.Module:
@@ -76,11 +75,12 @@ class LsgdExchange(ApartExchange):
         """Restart the count of steps, because all ranks have the leader's parameters now."""
         self._losses: list[tuple[torch.Tensor | float, int]] = []
         self._since = self.leader = 0
-        """Steps since the last round of all ranks. The job saves the model of `leader`, the best rank in that round."""
+        """Steps since the last round of all ranks. `leader` is the best rank in that round, whose model the job
+        saves."""
         self._local: list[torch.Tensor] = []
         self._global: list[torch.Tensor] = []
-        """Parameters of the leader of the node, and of all ranks, as one vector for each bucket; empty before the first
-        round."""
+        """One vector for each bucket: parameters of the best rank, and in `_local` of the node's leader. Empty before
+        the first round."""
 
     def _publish(self, tensors: list[torch.Tensor]) -> None:
         self._from(self.leader, tensors)
@@ -127,8 +127,7 @@ class LsgdExchange(ApartExchange):
         return [found[3 * r] / found[3 * r + 1] if found[3 * r + 2] else math.inf for r in range(world)]
 
     def _sent(self, tensors: list[torch.nn.Parameter], ranks: range, source: int) -> torch.Tensor:
-        """Broadcast `tensors` from rank `source` to all of `ranks`, and return them as one vector. These ranks call it
-        together."""
+        """Broadcast `tensors` from rank `source` to `ranks`, and return them as one vector. Collective over `ranks`."""
         flat = flattened(tensors)
         if len(ranks) == self._group.world:
             dist.broadcast(flat, source)
@@ -138,14 +137,15 @@ class LsgdExchange(ApartExchange):
 
 
 def pull(buckets: list[list[torch.nn.Parameter]], leader: list[torch.Tensor], weight: float) -> None:
-    """Move parameters by the share `weight` of the way to a leader's. Does nothing if there is no leader yet."""
+    """Move parameters by the fraction `weight` of the way to a leader's. Does nothing before the first leader is
+    known."""
     for flat, some in zip(leader, buckets, strict=bool(leader)):
         torch._foreach_lerp_(tuple(some), pieces(flat, some), weight)
 
 
 def spread(flat: torch.Tensor, ranks: range, rank: int, source: int) -> None:
-    """Broadcast from `source` to `ranks` by messages between pairs, in a binomial tree. No process group is needed,
-    which would have to be made again whenever the ranks change."""
+    """Broadcast from `source` to `ranks` by messages between pairs, in a binomial tree. So no process group must be
+    made again whenever the ranks change."""
     size = len(ranks)
     place = (rank - source) % size
     step = 1
@@ -168,9 +168,9 @@ def _at(ranks: range, source: int, place: int) -> int:
 class Lsgd(ApartStrategy):
     """Leader SGD: each rank trains its own model, and every `period` steps all ranks are pulled towards the best one.
 
-    On several nodes with several ranks each, the ranks of a node are also pulled towards their best rank. That occurs
-    every `local_period` steps (default: a quarter of `period`), and sends nothing between nodes. A round moves a rank
-    by the share `pull` of the way to a leader. The steps until the next round together move it about as far again. The
+    On several nodes with several ranks each, the ranks of a node are also pulled towards their best rank every
+    `local_period` steps (default: a quarter of `period`). That sends nothing between nodes. A round moves a rank by the
+    fraction `pull` of the way to a leader. The steps until the next round together move it about as far again. The
     script must call `job.loss(loss)` after each backward, since losses select the leaders. The learning rate is for the
     local batch. Raises ValueError for invalid numbers.
     """
@@ -205,8 +205,8 @@ class Lsgd(ApartStrategy):
         )
 
     def _sent(self, ranks: int, per_node: int) -> int:
-        """Return the bytes that a rank sends in a step, as a mean over ranks and steps. A broadcast to N ranks has N −
-        1 messages."""
+        """Return the bytes that a rank sends in a step, as a mean over ranks and steps. A broadcast to N ranks sends N
+        − 1 messages."""
         local = self._options["local_period"]
         messages = ranks - 1
         if 1 < per_node < ranks and local < self.period:

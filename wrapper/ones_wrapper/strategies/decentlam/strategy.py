@@ -8,9 +8,9 @@ In each step rank i sends y_i = x_i − γ g_i to its neighbours in a fixed grap
 
     g̃_i = (x_i − Σ_j w_ij y_j) / γ,    m_i ← β m_i + g̃_i,    x_i ← x_i − γ m_i.
 
-This is heavy ball on the step of decentralised SGD, and so has the same limit as without momentum. The plain way
-(DmSGD: m_i ← β m_i + g_i, x ← W (x − γ m)) has the limit of decentralised SGD with the step γ/(1 − β). If data differs
-between ranks, the squared distance of that limit from the optimum is about 1/(1 − β)² times as large.
+This is heavy ball on the step of decentralised SGD, and so converges to the same point as without momentum. The plain
+way (DmSGD: m_i ← β m_i + g_i, x ← W (x − γ m)) converges as decentralised SGD with the step γ/(1 − β). If data differs
+between ranks, that point's squared distance from the optimum is about 1/(1 − β)² times as large.
 
 The momentum is that of `torch.optim.SGD`, which gets g̃ as its gradient. Since 1ᵀ(I − W) = 0, the means over the ranks
 obey m̄ ← β m̄ + ḡ and x̄ ← x̄ − γ m̄: plain momentum SGD. So a resize keeps (x̄, m̄), and the job evaluates and saves
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 
 
 class DecentLamExchange(ApartExchange):
-    """The exchange of DecentLaM. It turns gradients into g̃ just before the optimizer's step, with one message to and
-    from each neighbour for each bucket."""
+    """The exchange of DecentLaM. It turns gradients into g̃ just before the optimizer's step. For each bucket a rank
+    sends one message to each neighbour, and receives one."""
 
     name = "decentlam"
 
@@ -113,8 +113,8 @@ class DecentLamExchange(ApartExchange):
     def _correct(
         self, parameters: list[torch.nn.Parameter], gradients: list[torch.Tensor], rate: float, decay: float
     ) -> None:
-        """Turn gradients g into g̃, in place. Weight decay is in the exchanged values, but is removed from g̃ again,
-        since the optimizer adds it."""
+        """Turn gradients g into g̃, in place. The exchanged values include weight decay. It is removed from g̃, since
+        the optimizer adds it."""
         at, gradient = flattened(parameters), flattened(gradients)
         gradient.add_(at, alpha=decay)
         sent = at.add(gradient, alpha=-rate)
@@ -133,7 +133,7 @@ class DecentLamExchange(ApartExchange):
                 yield group, some
 
     def _exchanged(self, mine: torch.Tensor) -> list[tuple[float, torch.Tensor]]:
-        """Exchange a vector with all neighbours; return each neighbour's (weight in this rank's average, vector)."""
+        """Exchange a vector with all neighbours; return (weight in this rank's average, vector) of each neighbour."""
         received = [(other, weight, torch.empty_like(mine)) for other, weight in self._neighbours]
         operations = [dist.P2POp(dist.isend, mine, other) for other, _, _ in received]
         operations += [dist.P2POp(dist.irecv, theirs, other) for other, _, theirs in received]

@@ -20,7 +20,7 @@ TOLERANCE = 1e-9
 
 
 def _grid(world: int) -> set[tuple[int, int]]:
-    """Return the edges of a grid that is as square as the number of ranks allows; for a prime number it is a path."""
+    """Return the edges of the grid of `world` ranks that is closest to a square; for a prime number it is a path."""
     columns = world // _rows(world)
     across = {(i, i + 1) for i in range(world) if (i + 1) % columns}
     return across | {(i, i + columns) for i in range(world - columns)}
@@ -39,10 +39,11 @@ _STEPS: dict[str, Callable[[int], Sequence[int]]] = {
     "exponential": _powers,
     "complete": lambda world: range(1, world),
 }
-"""Functions from a number of ranks to the distances, ahead and behind, of a rank's neighbours."""
+"""Functions from a number of ranks to the distances between a rank and its neighbours, in both directions."""
 NAMES = ("ring", "grid", "exponential", "complete")
 DIRECTED = {"directed-ring": "ring", "directed-exponential": "exponential"}
-"""Known topologies that are refused because they are directed: a rank sends to other ranks than it receives from."""
+"""Known topologies that are refused because they are directed: the ranks to which a rank sends are not those from which
+it receives."""
 TIME_VARYING = ("one-peer", "one-peer-exponential", "one-peer-hypercube", "random-matching")
 """Known topologies that are refused because a rank's neighbours change with each step."""
 
@@ -62,8 +63,8 @@ def _edges(name: str, world: int) -> set[tuple[int, int]]:
 
 
 def metropolis(world: int, edges: set[tuple[int, int]]) -> Matrix:
-    """Return the Metropolis-Hastings weights. An edge has 1/(1 + the larger degree of its two ranks), and a rank itself
-    has 1 minus the sum of its edges. The matrix is symmetric and doubly stochastic for any graph."""
+    """Return the Metropolis-Hastings weights W [world, world]. An edge has 1/(1 + the larger degree of its two ranks),
+    and a rank itself has 1 minus the sum of its edges. W is symmetric and doubly stochastic for any graph."""
     joined = np.zeros((world, world), dtype=bool)
     for i, j in edges:
         joined[i, j] = joined[j, i] = i != j
@@ -74,7 +75,7 @@ def metropolis(world: int, edges: set[tuple[int, int]]) -> Matrix:
 
 
 def directed(name: str, world: int) -> Matrix:
-    """Return W of a directed topology with equal weights: doubly stochastic, but not symmetric."""
+    """Return W [world, world] of a directed topology with equal weights: doubly stochastic, but not symmetric."""
     steps = _STEPS[DIRECTED[name]](world)
     weights = np.eye(world)
     for step in steps:
@@ -83,7 +84,7 @@ def directed(name: str, world: int) -> Matrix:
 
 
 def mixing(topology: Topology, world: int) -> Matrix:
-    """Return the matrix W of `world` ranks. Raises ValueError for a topology that is directed or changes from step to
+    """Return the matrix W [world, world]. Raises ValueError for a topology that is directed or changes from step to
     step."""
     if isinstance(topology, str):
         check_name(topology)
@@ -127,7 +128,7 @@ def largest_momentum(weights: Matrix) -> float:
     """Return the largest momentum β (to 0.001) at which DecentLaM's averaging is stable; 1 if W is symmetric.
 
     Without gradients x(t+1) = (β + λ) x(t) − β x(t−1) for each eigenvalue λ of W: heavy ball on I − W. It is stable if
-    all roots of z² − (β + λ) z + β are within the unit circle. For real λ in (−1, 1) that holds for any β < 1.
+    all roots of z² − (β + λ) z + β are within the unit circle. For a real λ in (−1, 1) this is the case for any β < 1.
     """
     values = np.linalg.eigvals(weights).astype(complex)
     betas = np.arange(0, 1000)[:, None] / 1000

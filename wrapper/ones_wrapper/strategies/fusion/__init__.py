@@ -52,13 +52,12 @@ def fuse(
     """Return one module and one optimizer that train all of `models`, each as its own optimizer in `optimizers` would.
 
     The keys of a dict name the members; members of a list are named "0", "1", …. All optimizers are of one kind: SGD,
-    Adam, AdamW or Lamb. Each member has its own learning rate, weight decay, betas and momentum. These are read in each
-    step, so that an ordinary scheduler on a member's optimizer works.
+    Adam, AdamW or Lamb. Learning rate, weight decay, betas and momentum of each member are read from its optimizer in
+    each step, so that an ordinary scheduler works.
 
     `loss(output, *targets)` returns the mean over the samples; a list has one loss for each member. `values` holds
-    numbers for each member by name, which the loss gets as 0-dimensional tensors
-    (`values={"label_smoothing": [0.0, 0.1]}`). With `randomness` "different" each member has a dropout mask of its own,
-    with "same" all have one mask.
+    numbers for each member by name, which the loss gets as 0-dimensional tensors (`values={"label_smoothing": [0.0,
+    0.1]}`). With `randomness` "different" each member has a dropout mask of its own, with "same" all have one mask.
 
     `probe` is a local batch (x, *targets) on the training device. With it, copies of the members take a few steps fused
     and separately; `NoGainError` is raised if fusing is not faster. After `ones.init` all ranks must give a probe, and
@@ -96,7 +95,7 @@ def gain(
     steps: int = 3,
 ) -> Gain:
     """Return the gain of fusing these members, measured with copies on the device of `batch`, a local batch (x,
-    *targets). On a CPU the gain is in processor time. Takes about ten steps of each member."""
+    *targets). On a CPU processor time is measured. Takes about ten steps of each member."""
     its_models, its_optimizers = named("models", models), named("optimizers", optimizers)
     fused = fuse(its_models, its_optimizers, loss=loss, values=values)
     losses = losses_of(loss, values or {}, batch[1:], len(its_models))

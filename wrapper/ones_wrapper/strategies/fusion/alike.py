@@ -45,7 +45,7 @@ def check_models(models: Mapping[str, torch.nn.Module]) -> None:
 
 def difference(first: Mapping[str, Any], other: Mapping[str, Any], name: str) -> str:
     """Return a text about the first property in which two models differ; empty if there is none. `name` is the name of
-    the model `first`."""
+    the first model."""
     for trait in [*first, *(trait for trait in other if trait not in first)]:
         if trait not in other:
             return f"it has no {trait}"
@@ -78,7 +78,8 @@ def _traits(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def _comparable(value: Any) -> Any:
-    """Return a value to compare in place of a setting: a function's code and defaults, an unknown object's type."""
+    """Return a value that represents a setting in comparisons: a function's code and defaults, an unknown object's
+    type."""
     if isinstance(value, _PLAIN):
         return value
     if isinstance(value, (list, tuple)):

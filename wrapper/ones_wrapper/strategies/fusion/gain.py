@@ -1,8 +1,8 @@
 """Measure whether fusing is faster on this device, and for how many members.
 
 Fused layers are larger operations. They are faster if a single model leaves the device idle, or if starting operations
-takes most of the time. If one model fills the device, they may even be slower. Only a measurement shows this. So a few
-steps are first made both ways (as in HFTA, §4).
+takes most of the time. If one model fills the device, they may even be slower. So a few steps are first measured both
+ways (as in HFTA, §4).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ones_wrapper.strategies.fusion.model import Loss, arguments
 from ones_wrapper.strategies.fusion.optimizer import FusedOptimizer
 
 LEAST = 1.2
-"""Smallest ratio of speeds for which fusing is chosen; a smaller one is within the error of a few steps."""
+"""Smallest speedup for which fusing is chosen; a smaller one may be an error of the short measurement."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Gain:
 
     members: int
     alone_s: float
-    """Seconds in which each member makes one separate step, one member after another. Processor time on a CPU, elapsed
+    """Seconds in which all members make one separate step each, one after another. Processor time on a CPU, elapsed
     time on a GPU."""
     fused_s: float
 
@@ -73,8 +73,8 @@ def measure(
     steps: int,
 ) -> Gain:
     """Return the gain of `together` (fused model and optimizer) on a local batch (x, *targets), on the batch's device.
-    Each way takes a warm-up step, and then three times `steps` steps. Members are copied for their separate steps.
-    `losses` has one function of an output for each member."""
+    Separate and fused steps are each measured after a warm-up step, three times `steps` steps. Members are copied for
+    separate steps. `losses` has a function of the output for each member."""
     device = device_of(batch)
     # Together, so that each optimizer's copy has the parameters of its model's copy.
     alone = [copy.deepcopy((models[name], optimizers[name])) for name in models]
@@ -103,7 +103,7 @@ def measure(
 
 
 def _seconds(step: Callable[[], None], steps: int, device: torch.device) -> float:
-    """Return the seconds of a step, as the smallest of three measurements, since other processes may use the same
+    """Return the seconds of a step: the smallest of three measurements, since other processes may use the
     processors."""
     step()
     found = []

@@ -1,8 +1,8 @@
 """Fused model: each parameter and buffer has the tensors of all members, stacked in a new first dimension. One
 vectorised call (`torch.func.vmap`) makes the forward passes of all members.
 
-A member's loss depends only on the member's own row. So the gradient of the sum of all losses has each member's
-gradient in that member's row. An ordinary backward pass, gradient exchange and optimizer train all members.
+A member's loss depends only on the member's own row. So in the gradient of the sum of all losses, each row is the
+gradient of a member. An ordinary backward pass, gradient exchange and optimizer train all members.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class FusedModel(torch.nn.Module):
         self._losses = _losses(loss, self.members)
         given = list(models.values())
         self.stack = _stacked(given)
-        """Copy of the first model whose tensors are replaced by the stacked tensors of all members."""
+        """Copy of the first model, with the stacked tensors of all members in place of its own."""
         for name, of_each in values.items():
             if len(of_each) != len(self.members):
                 raise ValueError(
@@ -51,8 +51,8 @@ class FusedModel(torch.nn.Module):
         if self._values and len(self._losses) > 1:
             raise ValueError("fuse: values are for a loss that all members share; give a list of losses none")
         self.active = [True] * len(self.members)
-        """Flags by row, True while the member is trained. This is a list and no buffer, since DDP would send a buffer
-        to all ranks in each step. The optimizer's state saves it."""
+        """True, by row, while the member is trained. This is no buffer, since DDP would send a buffer to all ranks in
+        each step. The optimizer's state saves it."""
         self.train(given[0].training)
 
     def __len__(self) -> int:
@@ -71,7 +71,7 @@ class FusedModel(torch.nn.Module):
         return [row for row, active in enumerate(self.active) if active]
 
     def stop(self, name: str) -> None:
-        """Stop training this member: its tensors and optimizer state no longer change, and it costs no time. All ranks
+        """Stop training this member: its tensors and optimizer state no longer change, and it takes no time. All ranks
         must stop the same members in the same step. The member stays stopped after a checkpoint is loaded."""
         self.active[self.row(name)] = False
 
@@ -128,7 +128,7 @@ class FusedModel(torch.nn.Module):
         return found
 
     def clip_grad_norm_(self, most: float) -> torch.Tensor:
-        """Clip the gradient of each member to a norm of at most `most`; return the norms before that, of shape [B].
+        """Clip the gradient of each member to a norm of at most `most`; return the norms before clipping, of shape [B].
         `torch.nn.utils.clip_grad_norm_` would clip by the norm of all members together."""
         gradients = [p.grad for p in self.stack.parameters() if p.grad is not None]
         each = [torch.linalg.vector_norm(g.flatten(1), dim=1) if g.dim() > 1 else g.abs() for g in gradients]

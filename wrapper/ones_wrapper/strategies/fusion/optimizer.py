@@ -1,7 +1,7 @@
 """Fused optimizer: one step updates all members, each as its own optimizer would.
 
 Schedules change the members' optimizers, whose parameter groups are read in each step. The fused optimizer's own
-learning rate is a factor on the rates of all members. It is 1 at first, and the job's batch rule changes it.
+learning rate is a factor on the rates of all members: 1, unless the job's batch rule changes it.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ still trained."""
 
 
 class FusedOptimizer(torch.optim.Optimizer):
-    """Optimizer of all members of a fused model, which `fuse` returns. State tensors of a parameter have the members as
-    their first dimension; `step`, of shape [B], counts each member's steps."""
+    """Optimizer of all members of a fused model, which `fuse` returns. State tensors have the members as their first
+    dimension; `step`, of shape [B], counts each member's steps."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class FusedOptimizer(torch.optim.Optimizer):
     ) -> None:
         self.model = model
         self.optimizers = dict(optimizers)
-        """Each member's own optimizer, by name; schedules change these."""
+        """Each member's own optimizer, by name. Schedulers change these."""
         self._update = _same_update(optimizers)
         names = _partitions(models, optimizers)
         _check_groups(self._update, optimizers)
@@ -89,7 +89,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         return found
 
     def _own(self, index: int, rows: list[int], factor: float) -> dict[str, torch.Tensor]:
-        """Return the hyper-parameters of the members in `rows` for parameter group `index`, by name, each of shape
+        """Return the hyper-parameters of the members `rows`, in parameter group `index`, by name; each has the shape
         [rows]."""
         found: dict[str, list[float]] = {}
         members = list(self.optimizers.values())
@@ -160,8 +160,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         return {"model": self.model.member(name), "optimizer": {"state": state, "param_groups": groups}}
 
     def load_member(self, name: str, saved: Mapping[str, Any]) -> None:
-        """Load a state from `member`, or from an ordinary script, into this member. If it has no `model` or no
-        `optimizer`, that part does not change. Raises ValueError if the state does not fit."""
+        """Load a state from `member`, or from an ordinary script, into this member. A missing `model` or `optimizer`
+        leaves that part unchanged. Raises ValueError if the state does not fit."""
         row, one = self.model.row(name), self.optimizers[name]
         if "model" in saved:
             self.model.load_member(name, saved["model"])

@@ -33,7 +33,7 @@ class Fused(Strategy):
             )
 
     def limits(self, spec: Spec, most_gpus: int, ranks_per_node: int) -> StrategyLimits:
-        """Return a row for each number of GPUs if bytes are known. Otherwise return no row, which allows any number."""
+        """Return a row for each number of GPUs if bytes are known; else no row, which allows any number."""
         if not (self.parameter_bytes or self.sample_bytes):
             return StrategyLimits(self.name)
         return StrategyLimits(self.name, rows_within(map(self._row, range(1, most_gpus + 1)), any_number=True))

@@ -9,7 +9,7 @@
         members.save(sweep.folder(name), name)
         sweep.done(name)
 
-If there are no other members, the sweep has only the script's own job. So the same script also trains a single job.
+A sweep without other members has only the script's own job, so that the same script also trains a single job.
 """
 
 from __future__ import annotations
@@ -60,9 +60,8 @@ class Sweep:
         return Path(self._rows[name].folder)
 
     def left(self) -> list[str]:
-        """Return the members to stop, because their jobs were cancelled or started by themselves. Each is returned
-        once, and again after a restart. These members are removed from `members`, since this job does not write their
-        results."""
+        """Return the members to stop, because their jobs were cancelled or started by themselves. Each is returned once
+        in a run, and removed from `members`, since this job does not write its results."""
         order = self._orders.poll()
         named = {str(one.job_id) for one in order.members or ()} if order is not None else set()
         gone = [
@@ -78,7 +77,7 @@ class Sweep:
         return gone
 
     def alone(self) -> None:
-        """Train only the script's own member, because fusing is not faster. The jobs of other members then start by
+        """Train only the script's own member, because fusing is not faster. The other members' jobs then start by
         themselves."""
         for name in [one for one in self._trains if one != self._own]:
             self._drop(name)
@@ -89,9 +88,8 @@ class Sweep:
             replace_small(self._file, json.dumps(told).encode())
 
     def done(self, name: str, code: int = 0) -> None:
-        """Mark a member's training as ended, so that its job ends with this exit code. Before this, the script must
-        write the member's results into its folder. Does nothing for the script's own job, which ends with the script's
-        exit code."""
+        """Mark a member's training as ended, so that its job ends with this exit code. The script must first write the
+        member's results into its folder. Does nothing for the script's own job."""
         if name not in self._trains:
             return
         self._count()
@@ -112,7 +110,7 @@ class Sweep:
             replace_small(self._file, json.dumps(told).encode())
 
     def _count(self) -> None:
-        """Divide the time since the last call equally among the members being trained."""
+        """Divide the time since the last call equally among the members that are trained."""
         now = time.monotonic()
         for name in self._trains:
             self._seconds[name] += (now - self._since) / len(self._trains)

@@ -1,6 +1,6 @@
 """Optimizer steps on the tensors of several members at once, each member with its own hyper-parameters.
 
-There is one rule for each kind of optimizer. It names the hyper-parameters that may differ and the state tensors of a
+Each kind of optimizer has one rule, which names the hyper-parameters that may differ, names the state tensors of a
 parameter, and makes the step. Tensors have the members as their first dimension; a member's hyper-parameters are
 broadcast over its row. Operations and their order are those of the ordinary optimizer, so that results agree in double
 precision.
@@ -31,7 +31,7 @@ class Update(ABC):
     numbers: tuple[str, ...]
     """Names of the options in a parameter group that may differ between members; `betas` counts as two."""
     same: ClassVar[Mapping[str, tuple[Any, ...]]]
-    """Options that must be equal for all members, each with its supported values."""
+    """Options that must be equal for all members, with the supported values of each."""
 
     @abstractmethod
     def keeps(self, groups: Sequence[Options]) -> tuple[str, ...]:
@@ -39,16 +39,16 @@ class Update(ABC):
 
     @abstractmethod
     def scalars(self, own: Numbers, steps: torch.Tensor, group: Options) -> Tensors:
-        """Return the scalars for `apply`, each of shape [B]. `own` has the members' hyper-parameters, `steps` the
-        number of steps made, this one included."""
+        """Return the scalars for `apply` by name, each of shape [B]. `own` has the members' hyper-parameters, `steps`
+        their numbers of steps, this one included."""
 
     @abstractmethod
     def apply(self, p: torch.Tensor, gradient: torch.Tensor, kept: Tensors, by: Numbers, group: Options) -> None:
-        """Make one step in place. `by` has the results of `scalars` in the parameter's type, ready to be broadcast.
-        It has no key `decay` if the decay is 0 for all members."""
+        """Make one step in place. `by` has the results of `scalars` in the parameter's type, ready to be broadcast; it
+        has no key `decay` if the decay is 0 for all members."""
 
     def alone(self, kept: Tensors, step: torch.Tensor, own: Options) -> dict[str, Any]:
-        """Return the state of an ordinary optimizer for one model, from a member's row in the state tensors."""
+        """Return the state of one model's ordinary optimizer, from a member's row in the state tensors."""
         return {STEP: step, **kept}
 
     def steps(self, kept: Options) -> float:

@@ -1,12 +1,12 @@
 """Mean over ranks with error feedback, at one bit an element.
 
 This is the compressed all-reduce of 1-bit Adam (arXiv 2102.02888) and 1-bit LAMB (arXiv 2104.06069). Each rank adds its
-error of the last call to its values. It sends the signs of the sum, and one scale, the root mean square. The difference
-between the sum and what it sent is its new error. Each rank is the server of one chunk of the vector. The server
+error of the last call to its values. It sends the signs of the sum, and as one scale the root mean square. Its new
+error is the difference between the sum and what it sent. Each rank is the server of one chunk of the vector. The server
 averages the chunk over all ranks, and sends the average in the same way, with an error of its own.
 
-Nothing is lost, only delayed. The result plus all new errors (the mean over the ranks, plus the servers') equals the
-mean of the values plus all old errors. So one vector can hold all errors, at any number of ranks: `OneBitMean.carried`.
+Nothing is lost, only delayed: result + new errors = mean of the values + old errors, where errors are the mean of the
+ranks' plus the servers'. So one vector can hold all errors, at any number of ranks: `OneBitMean.carried`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-"""All-gather into one tensor. torch 2.13 renamed the function, and warns of the old name."""
+"""All-gather into one tensor, under torch's new or old name."""
 
 
 class OneBitMean:
@@ -29,7 +29,7 @@ class OneBitMean:
         self._server: torch.Tensor | None = None
         """Error of this rank as the server of its chunk; None if there is none."""
         self.sent = 0
-        """Bytes of payload that this rank has sent."""
+        """Bytes of payload that this rank has sent so far."""
 
     def ranks_changed(self) -> None:
         """Continue with new ranks. The servers' errors are lost unless `carried` was called before."""
@@ -68,7 +68,7 @@ class OneBitMean:
 
     def carried(self, error: torch.Tensor) -> torch.Tensor:
         """Return all errors as one vector, equal on all ranks: the mean of the ranks' errors, plus the servers'. Each
-        rank continues with it as its own error, at any number of ranks; the servers then have no error. Takes one
+        rank continues with this as its own error, at any number of ranks, and the servers with none. Takes one
         all-reduce of [n]."""
         world = dist.get_world_size(self.group)
         found = error / world
@@ -82,14 +82,13 @@ class OneBitMean:
         return found
 
     def _chunk(self, n: int) -> tuple[int, int]:
-        """Return the number of elements in a chunk (a multiple of 8), and the number in this rank's chunk without
-        padding."""
+        """Return the elements of a chunk (a multiple of 8), and those of this rank's chunk without padding."""
         each = 8 * -(-n // (8 * dist.get_world_size(self.group)))
         return each, min(max(n - dist.get_rank(self.group) * each, 0), each)
 
 
 def sent_bytes(n: int, world: int, element: int = 4) -> int:
-    """Return the bytes that a rank sends for a mean of [n]; scales have `element` bytes."""
+    """Return the bytes that a rank sends for the mean of a vector [n]. A scale has `element` bytes."""
     return 2 * (world - 1) * (-(-n // (8 * world)) + element)
 
 

@@ -2,7 +2,7 @@
 
 In the warm-up it is LAMB on averaged gradients. Then the variance and the trust ratios freeze, and ranks exchange their
 momentum, in one bit an element, in place of gradients (`onebit`). Each tensor's frozen trust ratio is multiplied by a
-factor. The factor follows the variance of gradients that are computed back from the exchanged momentum.
+factor, which follows the variance of the gradients. These are computed back from the exchanged momentum.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ones_wrapper.strategies.onebit_lamb.onebit import OneBitMean
 MEMORY = 0.9
 """Weight of the old value in the running mean of trust ratios."""
 FACTOR = (0.5, 4.0)
-"""Smallest and largest factor on a frozen trust ratio."""
+"""(smallest, largest) factor on a frozen trust ratio."""
 CHANGE = 0.1
 """Largest relative change of the factor in one step."""
 
@@ -31,8 +31,8 @@ class CompressedLamb(RefusesScaler, Lamb):
 
     State of each element of a parameter: `exp_avg`, `exp_avg_sq` (frozen after the warm-up), `exp_avg_sq_fresh` (the
     same, not frozen) and `residual` (this rank's error of the compressed momentum). State of the whole tensor: `trust`
-    (running mean of trust ratios), `factor`, and `scale` (which makes tensors equally large before they share one
-    scale). While momentum is exchanged, `step` is collective, and `.grad` is this rank's own part of the gradient.
+    (running mean of trust ratios), `factor`, and `scale` (which makes tensors equally large before compression). While
+    momentum is exchanged, `step` is collective, and `.grad` is this rank's own part of the gradient.
     """
 
     scaler_refused = (
@@ -47,7 +47,7 @@ class CompressedLamb(RefusesScaler, Lamb):
             raise ValueError(f"onebit_lamb: betas={numbers['betas']}: the first must be above 0")
         self._mean, self._warmup_steps = mean, warmup_steps
         self._untrained: set[torch.Tensor] | None = None
-        """Parameters that had no gradient in the warm-up; None until the first exchange of momentum finds them."""
+        """Parameters that had no gradient in the warm-up; None before the first exchange of momentum."""
         super().__init__(params, lr, **numbers)
         for group in (self.defaults, *self.param_groups):
             group.update({"warmed": 0, "frozen": False, "batch": 0})
@@ -74,7 +74,7 @@ class CompressedLamb(RefusesScaler, Lamb):
 
     @property
     def elements(self) -> int:
-        """Number of elements that are exchanged in a step."""
+        """Number of exchanged elements in a step."""
         return sum(p.numel() for group in self.param_groups for p in group["params"] if p.requires_grad)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -107,8 +107,7 @@ class CompressedLamb(RefusesScaler, Lamb):
             self._freeze()
 
     def settle(self) -> None:
-        """Replace the ranks' residuals by one that is equal on all ranks (`OneBitMean.carried`), before the state is
-        saved or sent. Collective."""
+        """Make the ranks' residuals equal (`OneBitMean.carried`), before the state is saved or sent. Collective."""
         trained = list(self._trained())
         if not self.frozen or not trained:
             return

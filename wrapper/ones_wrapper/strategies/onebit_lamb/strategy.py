@@ -20,8 +20,8 @@ from ones_wrapper.strategy import Strategy
 
 
 class OneBitExchange(DdpExchange):
-    """Exchange that averages gradients over samples, as DDP does, until the optimizer exchanges momentum. From then on
-    each rank keeps its own gradient, scaled so that the mean over ranks is the mean over the step's samples."""
+    """Exchange that averages gradients over samples, as DDP does, until the optimizer exchanges momentum. Later each
+    rank keeps its own gradient, scaled so that its mean over the ranks is the mean over the step's samples."""
 
     def __init__(self, group: Group, noise: NoiseScale | None, made: Callable[[], CompressedLamb | None]) -> None:
         """`made` returns the optimizer; None before the script has made it."""
@@ -84,7 +84,7 @@ class OneBitLamb(Strategy):
         self._group: Group | None = None
         self._made: CompressedLamb | None = None
         self._told: bool | None = None
-        """True if the last reported limits apply after the warm-up, False if they apply to the warm-up; None before the
+        """True if the last reported limits were those after the warm-up, False if those of the warm-up; None before the
         first."""
 
     def optimizer(self, params: Any, **options: Any) -> CompressedLamb:
@@ -113,8 +113,7 @@ class OneBitLamb(Strategy):
         )
 
     def _sizes(self, most_gpus: int) -> tuple[SizeLimits, ...]:
-        """Return the limits, with the bytes sent, for each number of GPUs; empty before the script has made the
-        optimizer."""
+        """Return the limits, with the bytes sent, by number of GPUs; empty before the script has made the optimizer."""
         sizes = range(1, most_gpus + 1) if self._made is not None else ()
         rows = (SizeLimits(gpus, gpus, data_bytes=self.sent_bytes(gpus)) for gpus in sizes)
         return rows_within(rows, any_number=True)

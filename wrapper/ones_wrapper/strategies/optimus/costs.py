@@ -1,8 +1,8 @@
 """Memory and network traffic of a transformer on a q × q mesh, as formulas. Imports no torch.
 
 All results are numbers of elements. In formulas H is the hidden size, L the length, V the vocabulary, n the number of
-layers. The traffic of matrix products is that of Xu et al. 2021 (arXiv 2104.05343). In a forward pass each rank sends
-(q − 1)/q² of both matrices of every product, and twice as much in the backward pass.
+layers. By Xu et al. 2021 (arXiv 2104.05343) each rank sends (q − 1)/q² of both matrices of every product in a forward
+pass, and twice as much in the backward pass.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class MeshTransformer:
 
     @property
     def known(self) -> bool:
-        """True if costs are known."""
+        """True if costs are known: `layers` and `length` are not 0."""
         return bool(self.layers and self.length)
 
     @property
@@ -34,7 +34,7 @@ class MeshTransformer:
 
     @property
     def vectors(self) -> int:
-        """Elements of the parameters that are split over the columns only: biases, norms, positions."""
+        """Elements of the parameters that are split only over the columns of the mesh: biases, norms, positions."""
         return self.layers * 13 * self.hidden + (2 + self.length) * self.hidden + self.vocab
 
     def fixed(self, q: int) -> Fraction:
@@ -46,15 +46,15 @@ class MeshTransformer:
 
     def saved(self, q: int) -> Fraction:
         """Elements that a rank keeps from the forward pass of all blocks for the backward pass, for each sample of its
-        replica. This is 1/q² of the dense model's, except for two numbers per token and block, which are split over the
-        rows only."""
+        replica. This is 1/q² of the dense model's, except for two numbers per token and block, which are split only
+        over the mesh's rows."""
         block = Fraction(16 * self.length * self.hidden + self.length * self.heads, q * q)
         return self.layers * (block + Fraction(2 * self.length, q))
 
     def sample(self, q: int) -> Fraction:
-        """Elements on a rank for each sample of its replica at the peak, when the backward pass begins. Counted are the
-        elements that blocks, last norm and output layer keep, and the logits (or a larger activation) with their
-        gradient. The loss adds about eight numbers per token."""
+        """Elements on a rank for each sample of its replica at the peak, when the backward pass begins. These are what
+        blocks, last norm and output layer keep, and the logits (or a larger activation) with their gradient. The loss
+        adds about eight numbers per token."""
         ends = self.length * (2 * self.hidden + 2 * max(4 * self.hidden, self.vocab))
         return self.saved(q) + Fraction(ends, q * q) + Fraction(8 * self.length, q)
 

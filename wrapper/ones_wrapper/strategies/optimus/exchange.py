@@ -2,9 +2,9 @@
 blocks.
 
 Within a replica the matrix products have already summed the gradients. So each rank has its blocks of the gradient for
-the mean over the replica's local batch. The gradient of each pass is multiplied by the pass's share of the step's
-samples before it is added (gradients/exchange.py). Then only the sum over the replicas is missing. It is sent in
-buckets during the backward pass, the last parameters first (Li et al., VLDB 2020, §3.2).
+the mean over the replica's local batch. The gradient of each pass is multiplied by the pass's fraction of the step's
+samples before it is added (gradients/exchange.py). Then only the sum over the replicas is missing: an all-reduce in
+buckets during the backward pass, last parameters first (Li et al., VLDB 2020, §3.2).
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class MeshExchange(Exchange):
         self._mesh = mesh
         self._buckets: list[_Bucket] = []
         self._begun = self._over = False
-        """`_begun`: True once backward of the last pass has begun. `_over`: True once the step's gradients are
+        """True once backward of the step's last pass has begun; `_over` is True once the step's gradients are
         complete."""
         self._started = 0
-        """Number of buckets whose all-reduce has started. All ranks start the buckets in the same order."""
+        """Number of buckets whose all-reduce has started, in the same order on all ranks."""
 
     def wrap(self, model: torch.nn.Module, *, bucket_mb: float = BUCKET_MB, **options: Any) -> torch.nn.Module:
         """Return the model itself; all replicas get the first replica's parameters."""
@@ -86,15 +86,14 @@ class MeshExchange(Exchange):
                 self._finish_all()  # a script that makes no step here must not leave messages under way
 
     def _weigh(self, gradient: torch.Tensor) -> torch.Tensor:
-        """Return the mean gradient of a pass, multiplied by the pass's share of the step's samples."""
+        """Return the mean gradient of a pass times the pass's fraction of the step's samples."""
         if self.trying:
             return gradient
         part = self._now()
         return scaled(gradient, part.samples, part.share.total)
 
     def _arrive(self, bucket: _Bucket, parameter: torch.nn.Parameter) -> None:
-        """Hook after backward has computed a parameter's gradient: start the all-reduce of buckets that are
-        complete."""
+        """Hook after backward has computed a parameter's gradient: start the all-reduce of complete buckets."""
         if self.trying or not self._now().last:
             return
         if self._over or not bucket.missing:
@@ -135,7 +134,7 @@ class _Bucket:
     def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         self.parameters = parameters
         self.missing = len(parameters)
-        """Number of parameters without a gradient in the present pass so far."""
+        """Number of parameters whose gradients are missing in the present pass."""
         self.flat = torch.empty(0)
         self.work: Any = None
 
@@ -146,8 +145,8 @@ class _Bucket:
 
     @torch.no_grad()
     def hand_out(self) -> None:
-        """Copy the sums to the parameters' gradients, and drop the vector. All replicas use the same parameters, so
-        that a parameter without a gradient here has none on any replica."""
+        """Copy the sums to the parameters' gradients, and drop the vector. A parameter without a gradient here has none
+        on any replica."""
         for parameter, piece in zip(self.parameters, pieces(self.flat, self.parameters), strict=True):
             if parameter.grad is not None:
                 local(parameter.grad).copy_(piece)

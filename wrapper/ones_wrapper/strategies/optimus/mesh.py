@@ -18,12 +18,12 @@ MATRIX = (Shard(1), Shard(0))
 TABLE = (Shard(0), Shard(1))
 """Placement of embeddings [vocabulary, hidden]: rows of the mesh split the vocabulary, columns the hidden dimension."""
 FEATURES = (Replicate(), Shard(-1))
-"""Placement of tensors that are equal for all samples and have the hidden dimension as their last, such as a bias."""
+"""Placement of tensors that are equal for all samples and have the hidden dimension last, such as a bias."""
 
 
 class Mesh:
     """Position of this rank in its mesh, and its process groups. A method is collective over the row or column in its
-    name; in a mesh of one rank it sends nothing."""
+    name; a mesh of one rank sends nothing."""
 
     def __init__(self, q: int, device: torch.device) -> None:
         """Create the groups of all meshes. Collective. Raises ValueError if the number of ranks is no multiple of
@@ -36,7 +36,7 @@ class Mesh:
         self.replicas = world // (q * q)
         self.replica, self.row, self.column = (int(place) for place in whole.get_coordinate() or ())
         self.across = whole.get_group("replicas")
-        """Group of the ranks in all replicas that have the same blocks."""
+        """Group of the ranks with the same blocks, one of each replica."""
         # Along the dimension "columns" lie the ranks of one row.
         self.in_row, self.in_column = whole.get_group("columns"), whole.get_group("rows")
         self.ranks = whole["rows", "columns"]

@@ -1,10 +1,9 @@
 """Layers and loss of a transformer on a q × q mesh (Xu et al. 2021, arXiv 2104.05343).
 
-Each layer takes and returns blocks. Of activations [samples, length, hidden], the block of rank (i, j) is [samples of
-row i, length, hidden / q]. Each layer draws its whole parameters from the default generator, as torch's dense layer
-does, and keeps its block. With one seed on all ranks the model equals the dense model on any mesh. The parameters are
-DTensors with the names and whole shapes of the dense layer. So a checkpoint loads on any mesh, and into the dense
-model.
+Each layer takes and returns blocks: for activations [samples, length, hidden], rank (i, j) has [samples of row i,
+length, hidden / q]. Each layer draws its whole parameters from the default generator, as torch's dense layer does, and
+keeps its block. With one seed on all ranks the model equals the dense model on any mesh. The parameters are DTensors
+with the names and whole shapes of the dense layer. So a checkpoint loads on any mesh, and into the dense model.
 """
 
 from __future__ import annotations
@@ -78,7 +77,7 @@ class _Normal(torch.autograd.Function):
 
 class Embedding(nn.Module):
     """`torch.nn.Embedding` on a mesh, from token numbers [samples of the row, …] to blocks […, size / q]. The rows of
-    the mesh split the vocabulary; each row's part of the table is sent along the columns."""
+    the mesh split the vocabulary; each row's block of the table is sent along the columns."""
 
     def __init__(self, mesh: Mesh, count: int, size: int) -> None:
         super().__init__()
@@ -90,8 +89,8 @@ class Embedding(nn.Module):
         return found
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the product with the transposed table, from blocks [samples, …, size / q] to blocks […, count / q]. It
-        is for a model whose output layer shares the embedding's weights."""
+        """Return the product with the transposed table, from blocks [samples, …, size / q] to blocks [samples, …, count
+        / q]. Use it for a model whose output layer shares the embedding's weights."""
         product = summa.product(x.flatten(0, -2), local(self.weight), self.mesh, transposed=True)
         return product.view(*x.shape[:-1], product.shape[-1])
 
@@ -138,7 +137,8 @@ class Attention(nn.Module):
     """Self-attention on blocks [samples, length, hidden / q]. A rank has the samples of its row, and heads / q whole
     heads.
 
-    The outputs of `packed`, `torch.nn.Linear(hidden, 3 * hidden)`, are ordered by head: query, key and value of each.
+    The outputs of `packed`, `torch.nn.Linear(hidden, 3 * hidden)`, are ordered by head: query, key and value of the
+    first head, and so on.
     """
 
     def __init__(self, mesh: Mesh, hidden: int, heads: int, causal: bool = True) -> None:
@@ -190,7 +190,7 @@ IGNORED = -100
 
 
 def cross_entropy(logits: torch.Tensor, targets: torch.Tensor, mesh: Mesh) -> torch.Tensor:
-    """Return the mean over the tokens of the replica's local batch, equal on all ranks of the replica.
+    """Return the mean loss over the tokens of the replica's local batch, equal on all ranks of the replica.
 
     `logits` are blocks [samples of the row, …, vocabulary / q], `targets` are token numbers [samples of the row, …]. No
     rank gets the whole vocabulary: the ranks of a row exchange three numbers per token. The forward pass is collective,

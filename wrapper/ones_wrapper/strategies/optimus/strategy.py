@@ -44,10 +44,10 @@ class Optimus2D(Strategy):
         memory_bytes: int = 0,
         element_bytes: int = 4,
     ) -> None:
-        """`q` is the side of the mesh, or a list of sides. Used is the largest side whose square divides the number of
-        GPUs. If `memory_bytes` of a GPU is given, the smallest such side is used that holds the model. With `layers`
-        and `length` (tokens of a sample) the companion knows the costs; `element_bytes` is the size of a number. Raises
-        ValueError if q does not divide a size."""
+        """`q` is the side of the mesh, or a list of sides. The strategy uses the largest side whose square divides the
+        number of GPUs. If `memory_bytes` of a GPU is given, it uses the smallest such side that holds the model. With
+        `layers` and `length` (tokens of a sample) the companion knows the costs; `element_bytes` is the size of a
+        number. Raises ValueError if q does not divide a size."""
         sides = (q,) if isinstance(q, int) else tuple(q)
         if not sides or any(type(side) is not int or side < 1 for side in sides):
             raise ValueError(f"optimus2d: q={q!r} is no side of a mesh of q × q ranks; give 1 or more, or several")

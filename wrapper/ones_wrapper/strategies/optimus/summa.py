@@ -7,8 +7,8 @@ Rank (i, j) has the blocks A_ij and B_ij, and gets C_ij. Each product takes q ro
 - ABᵀ: B_lj is sent along column j;                     C_il = Σ_j A_ij B_ljᵀ, summed along row i
 - AᵀB: A_il is sent along row i;                        C_lj = Σ_i A_ilᵀ B_ij, summed along column j
 
-A rank never has more than a few blocks in memory, each 1/q² of a matrix. The gradient of each product consists of the
-two other products. A's rows may be split unevenly over the mesh, so that any number of samples fits.
+A rank never has more than a few blocks in memory, each 1/q² of a matrix. The gradients of each product are the two
+other products. A's rows may be split unevenly over the mesh, so that any number of samples fits.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ def _atb(a: torch.Tensor, b: torch.Tensor, mesh: Mesh) -> torch.Tensor:
 
 
 def arriving(block: torch.Tensor, group: Any, mine: int, q: int) -> Iterator[torch.Tensor]:
-    """Yield the blocks of all ranks of a row or column, in order, on each of these ranks. `mine` is this rank's
-    position in it. The next block is sent while the present one is used."""
+    """Yield the blocks of all ranks of a row or column in order, on each of these ranks. `mine` is this rank's position
+    in the row or column. The next block is sent while the caller uses the present one."""
     if q == 1 or not block.numel():
         for _ in range(q):
             yield block
@@ -95,7 +95,7 @@ def arriving(block: torch.Tensor, group: Any, mine: int, q: int) -> Iterator[tor
 
 def summed(terms: Iterator[torch.Tensor], group: Any, mine: int) -> torch.Tensor:
     """Reduce-scatter over a row or column. `terms` yields this rank's term for each rank, in order. Return the sum of
-    the terms for this rank, number `mine`. A sum is sent while the next term is computed."""
+    all ranks' terms for rank `mine`, which is this one. A sum is sent while the next term is computed."""
     kept: torch.Tensor | None = None
     under_way: tuple[torch.Tensor, Any] | None = None
     for target, term in enumerate(terms):

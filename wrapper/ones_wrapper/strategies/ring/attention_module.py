@@ -16,7 +16,7 @@ class RingAttention(nn.Module):
     """
 
     def __init__(self, ring: Ring, width: int, heads: int, *, dropout: float = 0.0, bias: bool = True) -> None:
-        """`dropout` is the share of attention probabilities that are dropped. Raises ValueError if `width` is no
+        """`dropout` is the fraction of attention probabilities that are dropped. Raises ValueError if `width` is no
         multiple of `heads`."""
         super().__init__()
         if width % heads:
@@ -31,7 +31,7 @@ class RingAttention(nn.Module):
             nn.init.zeros_(self.out_proj.bias)
 
     def forward(self, x: torch.Tensor, real: torch.Tensor | None = None) -> torch.Tensor:
-        """Return the output of attention for `x`, this rank's tokens; both are (batch, tokens, width). `real`, (batch,
+        """Return the attention's output for `x`, this rank's tokens; both are (batch, tokens, width). `real`, (batch,
         length), is False for padding tokens of the whole sequences. Collective over the ring."""
         joined = nn.functional.linear(x, self.in_proj_weight, self.in_proj_bias)
         q, k, v = (one.view(*one.shape[:2], self.heads, -1).transpose(1, 2) for one in joined.chunk(3, -1))

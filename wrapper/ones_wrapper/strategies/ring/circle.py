@@ -9,12 +9,12 @@ import torch
 import torch.distributed as dist
 
 FORWARD, BACK = 0, 1
-"""Message tags: the first for blocks that other ranks read, the second for sums to which other ranks add."""
+"""Message tags: of blocks that other ranks read, and of sums to which other ranks add."""
 
 
 class Circle:
-    """Position of this rank among `size` consecutive ranks of the default group, from rank `first` on. A circle has no
-    process group of its own: messages use the default group, which changes in a job of blocks."""
+    """Position of this rank among `size` consecutive ranks of the default group, beginning with rank `first`. A circle
+    has no process group of its own: messages use the default group, which changes in a job of blocks."""
 
     def __init__(self, rank: int = 0, size: int = 1, first: int = 0) -> None:
         self.rank, self.size, self._first = rank, size, first
@@ -22,7 +22,7 @@ class Circle:
         """Bytes of payload that this rank has sent."""
 
     def source(self, step: int) -> int:
-        """Return the rank (within the circle) whose block this rank has after `step` shifts."""
+        """Return the rank within the circle whose block this rank has after `step` shifts."""
         return (self.rank - step) % self.size
 
     def shift(self, tensor: torch.Tensor, tag: int = FORWARD) -> Callable[[], torch.Tensor]:
@@ -51,11 +51,11 @@ class Circle:
                 here = coming()
 
     def sum_to_owners(self, part: Callable[[int], torch.Tensor]) -> torch.Tensor:
-        """Return the sum of `part(this rank)` over all ranks. `part(owner)` returns this rank's part of the sum for
-        `owner`.
+        """Return the sum over all ranks of their `part(owner)`, with this rank as the owner. `part(owner)` returns a
+        rank's contribution to the sum for `owner`.
 
         Each sum begins at the rank after its owner, goes around the circle, and ends at its owner, so that each rank
-        sends `size - 1` parts. Tensors that `part` returns are overwritten. Collective over the circle.
+        sends `size - 1` tensors. Tensors that `part` returns are overwritten. Collective over the circle.
         """
         total = part(self.source(1))
         for step in range(2, self.size + 1):
@@ -66,7 +66,7 @@ class Circle:
 
 
 def _arrived(works: Sequence[dist.Work], arriving: torch.Tensor, sent: torch.Tensor) -> torch.Tensor:
-    """Wait for the previous rank's tensor and return it. The argument `sent` keeps the sent tensor alive until then."""
+    """Wait for the previous rank's tensor and return it. The argument `sent` keeps the sent tensor alive meanwhile."""
     for work in works:
         work.wait()
     return arriving

@@ -27,8 +27,9 @@ class Arrangement:
     circle: Circle
     length: int
     causal: bool = False
-    """True if a token attends only to itself and earlier tokens. Rank n of N then has pieces n and 2N − 1 − n of 2N, an
-    early and a late one, so that all ranks have equal work. If False, rank n has piece n of N."""
+    """True if a token attends only to itself and earlier tokens. The sequence is then cut into 2N pieces, and rank n of
+    N has pieces n and 2N − 1 − n, so that all ranks have equal work. If False, it is cut into N pieces, and rank n has
+    piece n."""
 
     def __post_init__(self) -> None:
         size, pieces = self.circle.size, self.circle.size * (2 if self.causal else 1)
@@ -45,8 +46,7 @@ class Arrangement:
         return self.length // self.circle.size
 
     def positions(self, rank: int, device: torch.device | None = None) -> torch.Tensor:
-        """Return the positions of a rank's tokens in the whole sequence, (tokens,), in the order in which the rank has
-        them."""
+        """Return the positions in the whole sequence of a rank's tokens, (tokens,), in the rank's own order."""
         if not self.causal:
             return torch.arange(rank * self.tokens, (rank + 1) * self.tokens, device=device)
         half, last = self.tokens // 2, 2 * self.circle.size - 1 - rank
@@ -54,11 +54,11 @@ class Arrangement:
         return torch.cat((early, torch.arange(last * half, (last + 1) * half, device=device)))
 
     def meeting(self, source: int) -> tuple[slice, slice, bool]:
-        """Return two slices: this rank's queries, and rank `source`'s keys to which they attend. Also return True if a
-        causal mask is needed.
+        """Return (slice of this rank's queries, slice of rank `source`'s keys, True for a causal mask) of those that
+        interact.
 
         For causal attention between different ranks, either all queries attend to the early half of the keys, or the
-        late queries to all keys. So the work is half of a whole block's.
+        late half of the queries to all keys. So the work is half of a whole block's.
         """
         rank, everything = self.circle.rank, slice(0, self.tokens)
         if not self.causal or source == rank:
@@ -69,7 +69,7 @@ class Arrangement:
 
 
 def padded_length(length: int, size: int, causal: bool) -> int:
-    """Return the smallest length from `length` tokens on that can be split over `size` ranks."""
+    """Return the smallest length of at least `length` tokens that can be split over `size` ranks."""
     pieces = size * (2 if causal else 1)
     return -(-length // pieces) * pieces
 
@@ -97,10 +97,10 @@ def ring_attention(
 ) -> torch.Tensor:
     """Return the softmax attention of this rank's queries to all keys of the sequences. Collective over the circle.
 
-    `q`, `k` and `v` are this rank's tokens, (batch, heads, tokens, width). The result has the same shape, in the memory
-    order (batch, tokens, heads, width). `real`, (batch, length), is False for padding tokens of the whole sequences,
-    and equal on all ranks. A query that sees no keys gets 0. `scale` is 1/√width by default. Gradients are those of
-    dense attention, not divided by the number of ranks. Under autocast the type is that of torch's attention.
+    `q`, `k` and `v` are those of this rank's tokens, (batch, heads, tokens, width). The result has the same shape, in
+    the memory order (batch, tokens, heads, width). `real`, (batch, length), is False for padding tokens of the whole
+    sequences, and equal on all ranks. A query that sees no keys gets 0. `scale` is 1/√width by default. Gradients are
+    those of dense attention, not divided by the number of ranks. Under autocast the type is that of torch's attention.
     `function` may replace the computation by blocks, for example by `two_pass`.
 
     Raises ValueError if shapes contradict the arrangement or each other.
@@ -135,7 +135,7 @@ class Meetings:
     scale: float
 
     def at(self, source: int, device: torch.device) -> tuple[slice, slice, Place]:
-        """Return the slices of this rank's queries and of rank `source`'s keys that interact, and their positions and
+        """Return the slices of this rank's queries and of rank `source`'s keys that interact, with their positions and
         masks."""
         rows, columns, triangular = self.arrangement.meeting(source)
         mine, its = (self.arrangement.positions(rank, device) for rank in (self.arrangement.circle.rank, source))

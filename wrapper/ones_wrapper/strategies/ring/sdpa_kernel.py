@@ -1,7 +1,7 @@
 """The functions of `tile`, computed by torch's fused kernels (flex attention) on CUDA.
 
 A kernel returns output and logsumexp of a block, and its own backward pass takes gradients of both. The gradient of the
-block's output is the whole output's gradient times w, the block's share of the softmax: w = exp(block's logsumexp −
+block's output is the whole output's gradient times w, the block's weight in the softmax: w = exp(block's logsumexp −
 whole logsumexp). The gradient of the logsumexp is w (gradient · block's output − gradient · whole output). So the block
 is computed once more in the backward pass, and the result is exact.
 """
@@ -56,7 +56,6 @@ def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, place: Place) -> 
 
 @cache
 def _kernel(device: str) -> Any:
-    """Return the kernel: compiled on CUDA. On other devices, which only tests use, it is not compiled."""
     from torch.nn.attention.flex_attention import flex_attention
 
     return torch.compile(flex_attention) if device == "cuda" else flex_attention

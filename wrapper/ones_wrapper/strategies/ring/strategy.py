@@ -28,8 +28,8 @@ from ones_wrapper.strategy import Strategy
 
 
 class Ring(Strategy):
-    """Sequence parallelism: sequences are split over rings of consecutive ranks, and the samples of a step over the
-    rings."""
+    """Sequence parallelism: the ranks form rings of consecutive ranks. Each sequence is split over a ring, and the
+    samples of a step over the rings."""
 
     name = "ring"
     hot = True
@@ -49,8 +49,8 @@ class Ring(Strategy):
         """`length` is the number of tokens in a sequence: a multiple of the ranks of a ring, or of twice that number if
         `causal`.
 
-        A ring has `ranks` ranks. By default all ranks form one ring. But if `model` and the `memory_bytes` of a GPU are
-        given, a ring has the fewest ranks that hold one sequence. From these two the companion also knows memory and
+        A ring has `ranks` ranks; by default all ranks form one ring. If `model` and the `memory_bytes` of a GPU are
+        given, a ring instead has the fewest ranks that hold one sequence. The companion then also knows memory and
         traffic. `two_pass` selects the paper's ring self-attention in place of blocks with an online softmax; it has
         the same result, but needs more memory. Raises ValueError for numbers below 1, and if no ring can be made.
         """
@@ -160,7 +160,7 @@ class Ring(Strategy):
         return x.index_select(dim, self._positions.to(x.device))
 
     def pad(self, x: torch.Tensor, value: float = 0, dim: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the sequences padded with `value` to the ring's length, and a mask (batch, length), which is False for
+        """Return (sequences padded with `value` to the ring's length, mask). The mask (batch, length) is False for
         padding."""
         missing = self.length - x.shape[dim]
         if missing < 0:
@@ -183,9 +183,9 @@ class Ring(Strategy):
         """Return the attention of this rank's queries to the whole sequences. Tensors are (batch, heads, tokens,
         width).
 
-        `real`, (batch, length), is False for padding tokens of the whole sequences. `dropout` is the share of
-        probabilities that are dropped. Which ones depends on their positions in the whole sequences, not on the size of
-        the ring. Collective.
+        `real`, (batch, length), is False for padding tokens of the whole sequences. `dropout` is the fraction of
+        probabilities that are dropped, selected by their positions in the whole sequences, whatever the size of the
+        ring. Collective.
         """
         function = two_pass_attention if self.two_pass else ring_attention
         dropped = Dropout(dropout, _key(), self.length) if dropout else None
@@ -203,8 +203,8 @@ class Ring(Strategy):
 
     def mean(self, losses: torch.Tensor, real: torch.Tensor | None = None) -> torch.Tensor:
         """Return this rank's part of the loss, from the losses of its tokens, (batch, tokens). The parts of a ring's
-        ranks add up to the mean over sequences of the mean over each sequence's tokens. Only tokens for which `real`
-        (batch, length) is True count.
+        ranks add up to the mean over the sequences, where a sequence's loss is the mean over its tokens. Only tokens
+        for which `real` (batch, length) is True count.
 
         Do not divide by the number of ranks: `job.ddp` adds up the gradients of a ring.
         """
@@ -215,6 +215,5 @@ class Ring(Strategy):
 
 
 def _key() -> int:
-    """Return 64 random bits. They are equal on all ranks of a ring, because these seed their generators alike in each
-    step."""
+    """Return 64 random bits, equal on all ranks of a ring: in each step these seed their generators alike."""
     return int(torch.randint(-(1 << 63), (1 << 63) - 1, ()).item())

@@ -13,13 +13,13 @@ from typing import NamedTuple
 import torch
 
 SCORES = 1 << 22
-"""Largest number of scores in memory at once, unless a single query has more."""
+"""Largest number of scores in memory at once, unless a single query's scores are more."""
 
 
 @dataclass(frozen=True)
 class Dropout:
-    """Rule that selects the scores to drop by `key` and their positions in the whole sequences. So a mask is the same
-    for every split over ranks, and in the backward pass."""
+    """Rule that selects the scores to drop, by `key` and their positions in the whole sequences. So a mask is the same
+    in forward and backward pass, and for every split over ranks."""
 
     rate: float
     key: int
@@ -30,7 +30,7 @@ class Dropout:
 
 @dataclass(frozen=True)
 class Place:
-    """Positions of a block's queries and keys, and the masks that hide keys from queries."""
+    """Positions of a block's queries and keys in the whole sequence, and masks that hide keys from queries."""
 
     rows: torch.Tensor
     """Positions of the queries in the whole sequence, (queries,)."""
@@ -45,8 +45,8 @@ class Place:
     dropout: Dropout | None = None
 
     def hidden(self) -> torch.Tensor | None:
-        """Return a mask that is True for hidden scores, to broadcast over (batch, heads, queries, keys); None if none
-        is hidden."""
+        """Return a mask that is True for hidden scores, to broadcast over (batch, heads, queries, keys); None if no
+        score is hidden."""
         hidden = self.rows[:, None] < self.columns if self.triangular else None
         if self.real is not None:
             padding = ~self.real[:, None, None, :]
@@ -54,7 +54,7 @@ class Place:
         return hidden
 
     def factors(self, p: torch.Tensor) -> torch.Tensor | None:
-        """Return the factors by which dropout multiplies the probabilities `p`, (batch, heads, queries, keys); None
+        """Return the factors, (batch, heads, queries, keys), by which dropout multiplies the probabilities `p`; None
         without dropout."""
         if self.dropout is None:
             return None
@@ -71,13 +71,12 @@ class Place:
 
 
 class Above(NamedTuple):
-    """Results over all blocks of keys for one block of queries, which the backward pass needs. Their dtype is that of
-    `precise`."""
+    """Results over all keys for a block of queries, which the backward pass needs, in the type of `precise`."""
 
     gradient: torch.Tensor
     """Gradient of the output, (batch, heads, queries, width)."""
     total: torch.Tensor
-    """Logsumexp over all blocks, (batch, heads, queries)."""
+    """Logsumexp over all keys, (batch, heads, queries)."""
     delta: torch.Tensor
     """Sum of gradient times output over the width, (batch, heads, queries)."""
 
@@ -106,7 +105,7 @@ def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, place: Place) -> 
 def backward(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, place: Place, above: Above
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return this block's parts of the gradients of q, k and v, in the type of `precise`."""
+    """Return this block's contributions to the gradients of q, k and v, in the type of `precise`."""
     k, v = precise(k), precise(v)
     dq, dk, dv = [], torch.zeros_like(k), torch.zeros_like(v)
     for start, stop, seen in _chunks(q, k, place):
@@ -148,8 +147,8 @@ _STEP = 0x9E3779B97F4A7C15 - (1 << 64)
 
 
 def uniform(places: torch.Tensor, key: int) -> torch.Tensor:
-    """Return random numbers in [0, 1), each determined by its place (int64) and the key. The mixing function is that of
-    SplitMix64 (Steele, Lea and Flood, 2014)."""
+    """Return random numbers in [0, 1), each determined by its value in `places` (int64) and the key. The mixing
+    function is that of SplitMix64 (Steele, Lea and Flood, 2014)."""
     x = places * _STEP + key  # wraps around, as is meant
     for shift, factor in ((30, _MIX[0]), (27, _MIX[1])):
         x = (x ^ (x >> shift & (1 << 64 - shift) - 1)) * factor
@@ -164,7 +163,7 @@ def _scores(q: torch.Tensor, k: torch.Tensor, place: Place) -> torch.Tensor:
 
 
 def _chunks(q: torch.Tensor, k: torch.Tensor, place: Place) -> Iterator[tuple[int, int, int]]:
-    """Yield (first query, end, number of keys to see) for ranges of queries whose scores fit into memory (`SCORES`)."""
+    """Yield (first query, end, number of keys seen) for ranges of queries whose scores fit into memory (`SCORES`)."""
     batch, heads, queries, _ = q.shape
     keys = k.shape[2]
     rows = max(1, SCORES // max(1, batch * heads * keys))

@@ -1,7 +1,7 @@
 """GPU memory and network traffic of a transformer whose sequences are split over ranks. Imports no torch.
 
-A layer has attention, two layer norms, a feed-forward layer of four times the width, and no dropout. For the backward
-pass it keeps 16 LH elements of a sequence of L tokens and width H: inputs and outputs of its linear layers and norms.
+A layer has attention, two layer norms, a feed-forward layer of four times the width, and no dropout. For a sequence of
+L tokens and width H, it keeps 16 LH elements for the backward pass: inputs and outputs of its linear layers and norms.
 The norms' statistics add 4 L. Attention with Z heads adds ZL for one logsumexp per query and head, or ZL² for the
 probabilities. All of these are split over the N ranks of a ring.
 """
@@ -21,10 +21,10 @@ class Transformer:
     vocabulary: int = 0
     """Rows of the embedding, and outputs of the last layer; 0 for a model without these two layers."""
     element_bytes: int = 4
-    """Bytes of a number in activations. A parameter has 4 bytes, or 8 if activations have 8."""
+    """Bytes of a number in activations. A number in parameters has 4 bytes, or 8 if activations have 8."""
 
     parameters: int = 0
-    """Number of parameters. With 0 it is estimated from the weights of linear layers and embeddings."""
+    """Number of parameters; 0 estimates it from the weights of linear layers and embeddings."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -37,7 +37,7 @@ class Transformer:
 
     @property
     def parameter_bytes(self) -> int:
-        """Bytes of one parameter; its gradient, and each of its two moments, have as many."""
+        """Bytes of a number in parameters, gradients and moments."""
         return max(4, self.element_bytes)
 
     @property
@@ -52,15 +52,15 @@ class Transformer:
 
     def sample_bytes(self, length: int, ranks: int, two_pass: bool = False) -> int:
         """Return the bytes on a GPU for one sequence: activations of all layers, and for a language model also the last
-        layers, tokens and targets. Memory that a layer needs only while it computes is left out."""
+        layers, tokens and targets. Leaves out memory that a layer needs only while it computes."""
         kept = self.layers * self.layer_bytes(length, ranks, two_pass)
         if self.vocabulary:
             kept += length // ranks * ((self.vocabulary + 2 * self.width + 2) * self.element_bytes + 2 * 8)
         return kept
 
     def ring_bytes(self, length: int, ranks: int) -> int:
-        """Return the bytes that each rank of a ring sends for one sequence in a forward and a backward pass. Keys and
-        values are sent in both, sums of their gradients in the backward pass."""
+        """Return the bytes that each rank of a ring sends for one sequence in a forward and a backward pass: keys and
+        values in both, sums of their gradients in the backward pass."""
         elements = self.layers * (ranks - 1) * (length // ranks) * self.width
         return elements * (4 * self.element_bytes + 2 * self.parameter_bytes)
 

@@ -1,9 +1,9 @@
 """Ring self-attention as in its paper, in two passes around the ring (Li et al., 2105.13120).
 
-First the keys are sent around, and each rank keeps the whole rows of scores of its queries; then the values are sent
-around. This exists for comparison: `ring_attention` gives the same result in less memory. The paper all-reduces the
-gradients of keys and values. Here each rank's sum goes around the ring once, which takes half the bytes. Unlike the
-authors' library, the backward pass does not divide by the number of ranks: the result is the true gradient.
+First the keys are sent around, and each rank keeps all scores of its queries; then the values are sent around. This
+exists for comparison: `ring_attention` gives the same result in less memory. The paper all-reduces the gradients of
+keys and values. Here each rank's sum goes around the ring once, which takes half the bytes. Unlike in the authors'
+library, gradients are not divided by the number of ranks.
 """
 
 from __future__ import annotations
@@ -59,19 +59,18 @@ class _TwoPass(torch.autograd.Function):
 
 
 two_pass_attention = partial(ring_attention, function=_TwoPass)
-"""`ring_attention` in two passes, which keeps the probabilities, (batch, heads, tokens, length), for the backward
-pass."""
+"""`ring_attention` in two passes. It keeps the probabilities, (batch, heads, tokens, length), for the backward pass."""
 
 
 def _whole(meetings: Meetings, device: torch.device) -> Place:
-    """Return the place of this rank's queries and the keys of all ranks, in the order in which blocks arrive."""
+    """Return the place of this rank's queries and all ranks' keys, which are in the order in which blocks arrive."""
     arrangement, circle = meetings.arrangement, meetings.arrangement.circle
     order = torch.cat([arrangement.positions(circle.source(step), device) for step in range(circle.size)])
     return meetings.place(arrangement.positions(circle.rank, device), order, arrangement.causal)
 
 
 def _owners(arrangement: Arrangement, weights: torch.Tensor, mine: torch.Tensor) -> torch.Tensor:
-    """Return the sum over all ranks of weightsᵀ · mine, for the keys that belong to this rank."""
+    """Return the sum over all ranks of weightsᵀ · mine, for this rank's keys."""
     circle, blocks = arrangement.circle, torch.split(weights, arrangement.tokens, -1)
     return circle.sum_to_owners(lambda owner: blocks[(circle.rank - owner) % circle.size].mT @ mine)
 
