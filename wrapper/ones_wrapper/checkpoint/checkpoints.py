@@ -1,8 +1,8 @@
 """Saving and loading of one run's checkpoints. All ranks write, while training waits or in a background thread.
 
 `torch.distributed.checkpoint` lists what each rank holds. Each rank writes its own shards. A replicated tensor is
-written by one rank, and such tensors are spread evenly over the ranks. So training waits only until each rank has
-copied what it writes. The plan is kept until the set of tensors changes.
+written by one rank, and these tensors are spread evenly over the ranks. So training waits only until each rank has
+copied what it writes. Which rank writes what is planned again only if the set of tensors changes.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class Checkpoints:
 
     def begin(self, state: SavedState, progress: TrainingProgress, memory: MemoryFolder | None = None) -> None:
         """Copy the state, and start a background thread that writes a checkpoint. `ended` returns the result. With
-        `memory`, the folder of this rank's launcher, it is written into the nodes' memory, each file twice.
+        `memory`, the folder of this rank's launcher, the checkpoint is written into the nodes' memory, each file twice.
 
         Waits first for an earlier background checkpoint. A failed write raises no error here. If a second thread cannot
         send messages (some MPI), the checkpoint is written before this returns.
@@ -396,7 +396,6 @@ class Checkpoints:
         return asdict(progress), [note] if job_id != folder.job_id else []
 
     def _place(self, storage: Any, location: str) -> Any:
-        """Return a loaded tensor's storage, on this rank's GPU if it was saved from a GPU."""
         device = self._group.device
         return storage.to(device=device) if location.startswith("cuda") and device.type == "cuda" else storage
 

@@ -29,7 +29,7 @@ class HeldFolder(Folder):
         self._path = path / CHECKPOINTS
 
     def temporary(self, name: str) -> Path:
-        """Return the final path: not a rename, but a description in the job's folder publishes the checkpoint."""
+        """Return the final path, since a description rather than a rename publishes a checkpoint in memory."""
         return self.path(name)
 
     def make(self, name: str, but: str) -> None:

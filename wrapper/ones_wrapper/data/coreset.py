@@ -44,8 +44,8 @@ float64."""
 
 @dataclass(frozen=True)
 class Coreset:
-    """Options of a coreset, a weighted part of the data, for `Job.loader(dataset, coreset=...)`. The weights have mean
-    1."""
+    """Options of a coreset, a weighted subset of the data, for `Job.loader(dataset, coreset=...)`. The weights have
+    mean 1."""
 
     fraction: float
     """Fraction of the samples to choose, above 0 and at most 1."""

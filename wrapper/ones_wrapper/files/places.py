@@ -1,7 +1,7 @@
 """Paths of a job's directory, of the pointer to it, and of the site's spool.
 
-The companion searches for jobs in the directories from which they were submitted. If a job's directory is elsewhere,
-the job writes a pointer there (`protocol.pointer_name`).
+The companion searches for a job in the directory from which it was submitted. If the job's directory is elsewhere, the
+job writes a pointer into the submit directory (`protocol.pointer_name`).
 """
 
 from __future__ import annotations

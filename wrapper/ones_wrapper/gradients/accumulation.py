@@ -50,8 +50,8 @@ class Accumulation:
         self._within = self._stepping = self._asked = self._backward = False
         self._optimizers: list[torch.optim.Optimizer] = []
         self._marks: dict[torch.Tensor, tuple[torch.Tensor, int]] = {}
-        """(gradient, its version number) after backward, for two parameters of each optimizer: the first and the last
-        trained one."""
+        """(gradient, its version number) after backward, by parameter: the first and the last trained one of each
+        optimizer."""
         self._arrived: set[torch.Tensor] = set()
         """Parameters in `_marks` whose gradients backward has computed in this accumulation step."""
 

@@ -1,9 +1,9 @@
 """Rules by which learning rate and momentum follow the global batch, for each optimizer class.
 
-A step of k base batches is to move the parameters as far as k steps, and momentum is to average over as many samples as
-before. So the rate is multiplied by k, and momentum (μ of SGD, β₁ of Adam) is raised to the power k. SGD's rate and
-momentum buffer are also rescaled, so that a step with a constant gradient is k times as long. β₂, ε and weight decay
-stay the same.
+A step of k base batches is to move the parameters as far as k steps of one base batch. Momentum is to average over as
+many samples as before. So the rate is multiplied by k, and momentum (μ of SGD, β₁ of Adam) is raised to the power k.
+SGD's rate and momentum buffer are also rescaled, so that a step with a constant gradient is k times as long. β₂, ε and
+weight decay stay the same.
 
 This rule is valid for batches up to a fraction of the gradient noise scale (`ones_wrapper.protocol.growth`); above it
 training diverges. For larger batches, and before the noise scale is known, momentum stays as the script set it. The

@@ -197,9 +197,9 @@ class NoiseScale:
     def low(self) -> float:
         """Lower bound of the noise scale in samples, exceeded with a probability of 80 %; 0 if unknown.
 
-        By Fieller's method it is the smallest N for which tr(Σ) − N |G|² is not clearly above 0. The variance of this
-        difference is estimated from the spread of the windows. The bound is unknown if |G|² is clearly negative, for
-        example if each step of a single rank reverses the gradient.
+        By Fieller's method it is the smallest N for which tr(Σ) − N |G|² is at most `LOW` standard deviations above 0.
+        The spread of the windows gives the standard deviation. The bound is unknown if no N fulfils this, for example
+        if each step of a single rank reverses the gradient.
         """
         if len(self._windows) < LEAST:
             return self.known_low

@@ -27,7 +27,7 @@ _ACTS_S = 300.0
 
 
 class GuestKeeper:
-    """Thread that manages a job's standing guests. The thread's Slurm commands may hang while the ranks end."""
+    """Thread that manages a job's standing guests, so that a Slurm command that hangs does not delay the ranks' end."""
 
     def __init__(self, block: Block, job_dir: Path, spool: Path | None, shape: tuple[int, int]) -> None:
         """`shape` is the block's number of nodes, and of GPUs on each."""

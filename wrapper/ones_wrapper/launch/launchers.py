@@ -55,10 +55,8 @@ class Started:
     command: list[str]
     env: dict[str, str]
     stop: int | None = signal.SIGUSR2
-    """Signal that the launcher forwards to the ranks to stop them; None if the launcher's program decides.
-
-    At SIGTERM `srun` and Open MPI end the ranks at once, and Hydra dies of SIGUSR2.
-    """
+    """Signal that the launcher forwards to the ranks to stop them; None if the launcher's program decides. At SIGTERM
+    `srun` and Open MPI end the ranks at once, and Hydra dies of SIGUSR2."""
     launcher: str = ""
     """Name of the launcher, which `ones-run` sets."""
 

@@ -63,7 +63,6 @@ def _is_launcher(pid: int) -> bool:
 
 
 def _catches(pid: int, number: int) -> bool:
-    """Return True if the process has a handler for this signal."""
     return bool(int(status_of(pid).get("SigCgt", "0"), 16) >> (number - 1) & 1)
 
 

@@ -168,8 +168,8 @@ class Blocks:
             self.present = replace(self.present, members=tuple(members))
 
     def lead_first(self, generation: int, carrier: Carrier) -> Plan:
-        """Return the first membership of a term: the announced blocks, or only this block, with the number
-        `generation`. Later changes use `carrier`."""
+        """Return the first membership of a term, with the number `generation`: the announced blocks, or only this
+        block. Later changes use `carrier`."""
         self.machine.carrier = carrier
         self.present = plan = self.present or Plan(generation, self.leader.term, (self._me,), why="first")
         if self.hot:
@@ -236,8 +236,8 @@ class Blocks:
         return (self.hot and all_stay) or self.may_leave()
 
     def noted(self) -> list[str]:
-        """Return notes, since the last call, about nodes that new blocks found unfit; empty except on the leader's rank
-        0."""
+        """Return the notes since the last call about nodes that new blocks found unfit; empty except on the leader's
+        rank 0."""
         notes = self._coordinator.notes if self._coordinator is not None else ()
         return [notes.popleft() for _ in range(len(notes))] if notes else []
 
@@ -247,8 +247,8 @@ class Blocks:
             self._coordinator.look()
 
     def trains_as(self, tasks: tuple[int, ...] | None) -> bool:
-        """Return True if `tasks` are those of the present members, or of this block before it has joined. None counts
-        as True."""
+        """Return True if `tasks` are None, or those of the present members, or that of this block before it has
+        joined."""
         train = self.present.tasks if self.present is not None else (self._me.task,)
         return tasks is None or set(tasks) == set(train)
 

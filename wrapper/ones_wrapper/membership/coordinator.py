@@ -30,8 +30,8 @@ NAMED_S = 0.2
 UNWANTED_S = 3.0
 """Seconds after which a new block is refused if no order names its task. A file system may show a new order late."""
 DEADLINE_S = 5.0
-"""Seconds, in addition to `form_s`, after which a plan is dropped if its groups are not formed, or if no step has
-ended."""
+"""Seconds, in addition to `form_s`, in which a plan's groups must be formed; for a new term, in which a step must end.
+Otherwise the plan is dropped."""
 
 
 class Coordinator:

@@ -55,7 +55,7 @@ class Entered:
         self.blocks: Blocks | None = None
         """The job's blocks, once these ranks have found them; None in a plain job."""
         self.early = False
-        """True from a meeting of the ranks before the script until torch.distributed is set up."""
+        """True if the ranks met before the script, and torch.distributed is not set up yet."""
         self.begun = False
 
     @property

@@ -50,7 +50,7 @@ _MOST_BYTES, _MOST_NODES = 4096, 1024
 
 @dataclass(frozen=True)
 class NodeFigures:
-    """Measurements of one node. A time is the slowest rank's in the block, and the best of `REPEATS` repetitions."""
+    """Measurements of one node. Times are those of the block's slowest rank, each the best of `REPEATS` repetitions."""
 
     name: str
     device: str

@@ -66,7 +66,6 @@ class SizeLimits:
         return self._usable(memory_bytes) // self.sample_bytes
 
     def _usable(self, memory_bytes: int) -> int:
-        """Return the bytes of a GPU's memory that are left for samples."""
         return max(0, int(memory_bytes * MEMORY_SHARE) - self.fixed_bytes)
 
     def measured_sample_bytes(self, memory_bytes: int, samples: int) -> int:

@@ -42,7 +42,7 @@ class Keeping:
         self.durable = True
         """False while the disk has only checkpoints older than the state, which was loaded from the nodes' memory."""
         self.copy_steps = 0
-        """Steps between two copies in the nodes' memory; 0 for none."""
+        """Steps between two copies of the state in the nodes' memory; 0 for no copies."""
         self._copied = 0
         """Step of the newest copy in the nodes' memory, or of a later checkpoint."""
         self._copying = False

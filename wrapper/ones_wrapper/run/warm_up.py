@@ -69,7 +69,6 @@ def run(exchanges: Exchanges, told: str, device: torch.device, samples: Callable
 
 
 def _autocast(model: torch.nn.Module) -> str:
-    """Return the dtype of autocast in this pass; empty if autocast is off."""
     device = next((parameter.device.type for parameter in model.parameters()), "cpu")
     on = torch.is_autocast_enabled(device)
     return str(torch.get_autocast_dtype(device)).removeprefix("torch.") if on else ""

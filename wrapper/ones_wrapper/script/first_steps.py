@@ -349,7 +349,6 @@ class FirstSteps:
 
 
 def _rate_line() -> str:
-    """Return the script's line that sets a learning rate; empty if none is found."""
     with suppress(Exception):  # other packages' objects may fail when read
         found = ((path, source.rate(path)) for path in source.files(frames()))
         return next((place(path, number) for path, number in found if number), "")

@@ -113,8 +113,8 @@ def _words_of(nodes: Iterable[ast.AST]) -> set[str]:
 
 @cache
 def _computed(path: str) -> list[tuple[set[str], set[str]]]:
-    """Return (assigned variables, words in the assigned expression) for each assignment in a file. Leaves out assigned
-    calls of functions that do not match `_COMPUTED`."""
+    """Return (assigned variables, words in the assigned expression) for each assignment in a file. An assigned call
+    counts only if the called function matches `_COMPUTED`."""
     found = [one for one in _nodes(path) if isinstance(one, ast.Assign)]
     computed = [one for one in found if not isinstance(one.value, ast.Call) or _COMPUTED.search(_name(one.value.func))]
     return [({_name(target) for target in one.targets} - {""}, _words(one.value)) for one in computed]

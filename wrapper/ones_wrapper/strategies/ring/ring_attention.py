@@ -57,8 +57,8 @@ class Arrangement:
         """Return (slice of this rank's queries, slice of rank `source`'s keys, True for a causal mask) of those that
         interact.
 
-        For causal attention between different ranks, either all queries attend to the early half of the keys, or the
-        late half of the queries to all keys. So the work is half of a whole block's.
+        For causal attention between different ranks, all queries attend to the early half of the keys, or the late
+        queries to all keys. So the work is half of a whole block's.
         """
         rank, everything = self.circle.rank, slice(0, self.tokens)
         if not self.causal or source == rank:
