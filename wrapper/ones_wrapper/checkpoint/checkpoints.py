@@ -166,7 +166,8 @@ class Checkpoints:
         self._thread.start()
 
     def ended(self) -> Saved | Failed | None:
-        """Return the result of the last `begin` once; None while it is still written. Not collective; does not wait."""
+        """Return the result of the last `begin`, but only once; None while the checkpoint is being written. Not
+        collective; does not wait."""
         if self._thread is not None and self._thread.is_alive():
             return None
         end, self._end = self._end, None

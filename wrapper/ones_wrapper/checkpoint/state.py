@@ -61,7 +61,7 @@ OWN = ("files", "data")
 
 @dataclass(frozen=True)
 class SavedState:
-    """Objects whose state is in checkpoints besides the progress. The script registers them once."""
+    """Objects whose state, besides the progress, is in checkpoints. The script registers them once."""
 
     model: torch.nn.Module
     """The model; several models form one `ModuleDict`."""

@@ -57,8 +57,8 @@ _PREFIXES = (
     *("PYTHONHASHSEED", "ONES_", "SLURM_RESTART", "SLURM_ARRAY_"),
     *("NCCL_", "GLOO_", "CUDA_", "TORCH_", "PYTORCH_", "UCX_", "FI_"),
 )
-"""Prefixes of more such variables; CUDA_VISIBLE_DEVICES is not passed. Nodes with different NCCL settings, for example,
-hang."""
+"""Prefixes of further variables to pass, since nodes with different NCCL settings, for example, hang.
+CUDA_VISIBLE_DEVICES is not passed."""
 _OURS = "ONES_OURS"
 """Name of the variable that lists the variables set for the ranks by `ones-run`, and not by the user."""
 _BY_JOB = re.compile(rf"{directory_name(0)[:-1]}\d+", re.ASCII)

@@ -43,7 +43,7 @@ class BatchShell:
 
 
 def status_of(pid: int, proc: Path = Path("/proc")) -> dict[str, str]:
-    """Return the lines of a process's status by name; none if the process is gone."""
+    """Return the fields of `/proc/PID/status` by name; empty if the process is gone."""
     try:
         lines = (proc / str(pid) / "status").read_text().splitlines()
     except OSError:

@@ -29,7 +29,7 @@ from ones_wrapper.process.placement import number
 from ones_wrapper.protocol import FUSION, Bye, FusedMember, Fusion, directory_name, encode
 
 COLLECTED = "collected"
-"""Key in the result, set when the job to which it belongs has ended with it."""
+"""Key in a job's result, set when the job has ended with this result."""
 FUSED = "ONES_FUSED"
 """Variable with the path of the file that names the jobs to train, for the script of the job that trains them."""
 MOST_BYTES = 1 << 20
@@ -71,8 +71,8 @@ def before_ranks(
 
 
 def _collect(job_dir: Path, words: list[str], untouched: bool, restart: int) -> int | None:
-    """Return the exit code of a result for this job with exactly these words, and report it. Without such a result,
-    return None and write the file `left`."""
+    """Return the exit code of this job's result if the result is for exactly these words, and report it. Otherwise
+    return None, and write the file `left`."""
     taken = read_fused(job_dir / TAKEN)
     if not taken:
         return None
@@ -136,8 +136,8 @@ def _answer(job_dir: Path, env: Mapping[str, str], job_id: int, wait_s: float) -
 
 
 def _rows(job_dir: Path, named: Sequence[FusedMember], job_id: int, words: Sequence[str], program: int) -> list[Row]:
-    """Return a row for each job. Its words are the job's own arguments from the batch script in place of ours. `words`
-    are the script's name, `program` words long, and all arguments, which must end with ours."""
+    """Return a row for each job. In its words, the arguments of the job's batch script replace ours. `words` are the
+    script's name (`program` words) and its arguments, which must end with ours."""
     if len(named) < 2 or named[0].job_id != job_id:
         return []
     own = list(named[0].arguments)

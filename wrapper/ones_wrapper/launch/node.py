@@ -1,7 +1,7 @@
 """The node launcher: imports torch, forks the node's ranks, and watches them.
 
-An import of torch takes seconds of CPU time; a fork takes milliseconds (`benchmarks/restart_import.py`). A resize
-starts all ranks again. The launcher must not initialise CUDA, which does not survive a fork.
+A resize starts all ranks again. An import of torch takes seconds of CPU time, a fork milliseconds
+(`benchmarks/restart_import.py`). The launcher must not initialise CUDA, which does not survive a fork.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Ranks:
         self._agent = agent
 
     def handle(self, number: int, frame: FrameType | None) -> None:
-        """Forward a signal to the ranks; before they are forked, store it."""
+        """Forward a signal to the ranks, or store it until they are forked."""
         self.received.add(number)
         self._send(signal.SIGTERM if number in _END else number)
 

@@ -110,8 +110,8 @@ class Outside:
         return 128 - code if code < 0 else code
 
     def _deliver(self) -> None:
-        """Signal the launcher as soon as it has handlers. A stop kills a launcher that has no handlers yet: it has
-        started no ranks."""
+        """Signal the launcher as soon as it has handlers. A stop signal kills a launcher without handlers, which has no
+        ranks yet."""
         if not self._pending:
             return
         launcher = next(filter(_is_launcher, descendants(os.getpid())), None)

@@ -21,7 +21,7 @@ from ones_wrapper.process.exit_codes import (
 )
 
 MOST_FORKS = 20
-"""Largest number of starts in a row of a block's ranks after the loss of other blocks, without a newer checkpoint."""
+"""Largest number of consecutive starts of a block's ranks, after losses of other blocks, without a newer checkpoint."""
 
 
 def fork_delay_s(row: int) -> float | None:

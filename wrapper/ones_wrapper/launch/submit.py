@@ -24,7 +24,7 @@ from ones_wrapper.protocol.optin import parse_comment
 CALL, RESULT, SCRIPT = "call.pickle", "result.pickle", "job.sbatch"
 LOOK_S = 2.0
 LATE_S = 30.0
-"""Seconds that the result may appear here after the job's end, since a shared file system may show it late."""
+"""Seconds after the job's end in which the result must appear here. A shared file system may show it late."""
 LINES = """#!/bin/bash
 #SBATCH --comment={comment}
 #SBATCH --requeue --open-mode=append --signal=B:USR2@120

@@ -371,7 +371,7 @@ def _register(backend: str) -> str:
 
 
 def _create(name: str, asked: Any, options: Any) -> Any:
-    """Return the formed group as the default group's backend; form a new group for any later one."""
+    """Return the formed group as the default group's backend, and a new group for each later torch group."""
     if name in _formed:
         return _formed[name]
     if name == "ones_gloo":

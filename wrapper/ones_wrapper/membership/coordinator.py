@@ -301,7 +301,7 @@ class Coordinator:
                 self._ready.pop(uid, None)
 
     def _check(self, plan: Plan) -> None:
-        """Record if all ranks have formed the plan's groups; drop the plan if a rank failed, or is late."""
+        """Record that all ranks have formed the plan's groups, or drop the plan if a rank failed or is late."""
         if not self._formed:
             told = [self._board.heard(f"formed-{plan.generation}-{rank}") for rank in range(plan.world)]
             failed = [text for text in told if text is not None and text.startswith("failed")]

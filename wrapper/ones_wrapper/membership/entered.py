@@ -1,7 +1,7 @@
 """Entry of a process into its run: its block's ranks meet, and in a job of blocks also the ranks of other blocks.
 
-If changes begin terms, the ranks meet before the script's first line, since a Trainer copies the number of ranks when
-it is made. Otherwise they meet in `init`, while other blocks train.
+If each change of ranks begins a term, they meet before the script's first line: a Trainer copies the number of ranks
+when made. Otherwise they meet in `init`, while other blocks train.
 """
 
 from __future__ import annotations
@@ -126,8 +126,8 @@ class Entered:
 
 
 def enter_before_script() -> Entered | None:
-    """Let a block's ranks meet before the script, if the last run reported that changes begin terms; otherwise return
-    None.
+    """Let a block's ranks meet before the script, if the last run reported that each change of ranks begins a term;
+    otherwise return None.
 
     Afterwards the launcher's variables, from which the script reads its rank, count the ranks of all blocks. CUDA and
     torch.distributed are not set up here.

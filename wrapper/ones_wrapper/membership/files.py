@@ -5,7 +5,7 @@
     leader-<term>.json   address of the term's leader (`Leader`), made once; the highest term counts
     over                 mark that the job has ended: a block that starts now has nothing to do
     secret               key by which the job's processes authenticate each other (`network.secret`)
-    node-<name>.json     measurements of a node, made as a block of the node came (`node_check`)
+    node-<name>.json     measurements of a node, made when its block started (`node_check`)
     coming.json          blocks that train in the next term, if the term begins from a checkpoint
 
 Several blocks may look for a leader at once. A block claims a term by linking a complete file to the term's name, which

@@ -158,8 +158,8 @@ def next_plan(
     """Return the members that train next; None if nothing changes.
 
     `present` are the present members, in rank order. `wanted` are the tasks in the newest order, preferred leaders
-    first; None if no order names tasks. `ready` are new blocks that can join; one has waited `waited_s` seconds, the
-    longest. `leaving` are the uids of members that are requested to end.
+    first; None if no order names tasks. `ready` are new blocks that can join; their longest wait is `waited_s` seconds.
+    `leaving` are the uids of members that are requested to end.
 
     Members that stay keep their order, so that few ranks change. If the leader goes, the first task of `wanted` among
     the members that stay leads. A block that is not wanted leaves once all wanted blocks are ready, so that its

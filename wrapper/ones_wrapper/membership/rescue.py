@@ -1,8 +1,8 @@
 """Rescue checkpoint of a lost membership: which rank writes it, and how the next term waits for it.
 
 The first rank that notices the loss claims the checkpoint by an empty file in the job's folder. It renames the file
-when it is done. On a GPU only a step whose event has completed is written. A collective whose peer died never
-completes, and a model that waits for it lacks steps that its progress already counts.
+when it is done. On a GPU the checkpoint is written only after the last step's event has completed. A collective whose
+peer died never completes, and a model that waits for it lacks steps that its progress already counts.
 """
 
 from __future__ import annotations

@@ -21,7 +21,8 @@ from ones_wrapper.network.secret import JobSecret
 from ones_wrapper.process.log import log
 
 UNPROVEN = 256
-"""Largest number of connections without a proof. Above that, the address with the most of them loses its oldest one."""
+"""Largest number of connections without a proof. Above it, the oldest one of the address that has the most is
+closed."""
 _AT_ONCE = 64
 """Largest number of connections that are accepted in a row before earlier callers are served."""
 _NAMED = 100

@@ -1,4 +1,5 @@
-"""Framing of messages on a connection: a length in four bytes, then the body. A body's fields have the same form."""
+"""Framing of messages on a connection: a length in four bytes, then the body. Each field in the body has a length,
+too."""
 
 from __future__ import annotations
 
@@ -51,7 +52,8 @@ def parts_of(body: bytes) -> list[bytes]:
 
 
 class Frames:
-    """Buffer that splits received bytes into messages. A length that is only announced takes no memory."""
+    """Buffer that splits received bytes into messages. Its memory grows with the received bytes, not with an announced
+    length."""
 
     def __init__(self, most: int = MOST) -> None:
         self.most = most

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from ones_wrapper.network.proof import ProofError
 
 PAIRWISE_S = 20.0
-"""Seconds for the exchange. A process without the secret in place of a rank sends nothing."""
+"""Seconds for the exchange. In place of a rank, a process without the secret may send nothing."""
 _SIZE = hashlib.sha256().digest_size
 
 

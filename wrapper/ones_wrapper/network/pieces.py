@@ -59,7 +59,7 @@ def serve(folder: Path, listener: socket.socket, secret: JobSecret) -> None:
 
 
 def _send(connection: socket.socket, path: Path) -> None:
-    """Send a file of this user, or only close the connection."""
+    """Send a file if it belongs to this user; then close the connection."""
     with suppress(OSError):
         connection.settimeout(TIMEOUT_S)
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -21,8 +21,8 @@ from ones_wrapper.network.secret import JobSecret
 from ones_wrapper.process.hang_detector import Standstill
 
 HOST, MEMBER, MEET = "host", "member", "meet"
-"""Roles of a connection: host of a place, which ends with it; member of a place with a host; member of a place without
-one."""
+"""Roles of a connection: host of a place, which ends with this connection; member of a place with a host; member of a
+place without one."""
 _TURN_S = 1.0
 """Longest time, in seconds, between two checks for a suspension of this process."""
 _MOST_UNREAD = 4 * MOST

@@ -1,8 +1,8 @@
 """End of a rank's process: files are flushed, `atexit` handlers are called, and the script's exit code is kept.
 
-The interpreter's own teardown is skipped, because a thread of gloo that still holds a Python callback may abort the
-process in it (torch 2.13). A finished job would then count as failed. The steps of the teardown are done here, in the
-same order: threads, `atexit`, the main module's names, open files.
+The interpreter's own teardown is skipped: a thread of gloo that still holds a Python callback may then abort the
+process (torch 2.13), and a finished job would count as failed. The steps of the teardown are done here, in the same
+order: threads, `atexit`, the main module's names, open files.
 """
 
 from __future__ import annotations

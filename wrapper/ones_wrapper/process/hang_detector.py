@@ -39,7 +39,7 @@ class Standstill:
     too: their silence in that time does not count."""
 
     MOST_S = 2.0
-    """Seconds between two calls of `look` from which this process counts as paused."""
+    """Largest number of seconds between two calls of `look` for which this process does not count as paused."""
     COUNTS_S = 0.5
     """Seconds of each pause that do count as silence. Otherwise a process that always calls `look` late would never
     find another process silent."""

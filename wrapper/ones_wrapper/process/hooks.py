@@ -43,7 +43,7 @@ class Flags:
         self.armed = False
         """True if a later step boundary will act on the flags. If False, a stop signal ends the script at once."""
         self.leaving = False
-        """True if other processes wait for the end of this one even with exit code 0."""
+        """True if other processes wait for this one's end even if its exit code is 0."""
         self.tested = False
         """True in a rank of `testing`: a test's body may leave its loop to continue at another world size."""
         self._quiet_until = 0.0
@@ -177,7 +177,7 @@ def run_exit_hooks(code: int, note: str) -> None:
 
 
 def drop_exit_hooks() -> None:
-    """Remove all exit hooks: the process ends, but the script has not ended."""
+    """Remove all exit hooks, because the process ends although the script has not ended."""
     _callbacks.clear()
     _classifiers.clear()
 

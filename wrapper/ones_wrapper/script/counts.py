@@ -26,8 +26,7 @@ them."""
 def counts(
     frames: Iterable[FrameType], models: Iterable[Any], carried: Collection[int], known: Iterable[str]
 ) -> list[str]:
-    """Return names and lines of numbers that the script counts up by a constant, or whose names are those of a best
-    value.
+    """Return names and lines of numbers that the script counts up by a constant, or whose names suggest a best value.
 
     Searches the variables of `frames`, and attributes of their objects and of the `models`, two levels deep. Leaves out
     objects whose ids are in `carried`, and names in `known`.
@@ -66,7 +65,7 @@ def attributes(thing: Any) -> dict[str, Any]:
 
 
 def codes(kind: type) -> list[CodeType]:
-    """Return the code objects of a class's methods that are in the script."""
+    """Return the code objects of those methods of a class that the script defines."""
     return [code for one in vars(kind).values() if is_script(code := getattr(one, "__code__", None))]
 
 

@@ -366,7 +366,7 @@ def _shapes(model: torch.nn.Module) -> dict[str, tuple[int, ...]]:
 
 
 def _inside(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
-    """Yield the script's own models without the wrappers around them, except models without submodules."""
+    """Yield the script's own models inside wrappers. Leaves out models without submodules."""
     for one in model.children() if isinstance(model, torch.nn.ModuleDict) else [model]:
         # A model that its ranks train apart is its own `module`.
         while isinstance(inner := getattr(one, "module", getattr(one, "_orig_mod", one)), torch.nn.Module):

@@ -91,7 +91,8 @@ def _asks(node: ast.AST) -> bool:
 
 
 def _text(node: ast.AST) -> str:
-    """Return the text of a syntax tree; `…`, which equals no variable, if it is too deep, as a sum of 400 terms."""
+    """Return the text of a syntax tree; `…`, which is no variable's name, for a tree too deep, such as a sum of 400
+    terms."""
     try:
         return ast.unparse(node)
     except RecursionError:

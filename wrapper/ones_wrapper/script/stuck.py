@@ -25,8 +25,7 @@ LOOKS = 60
 """Number of checks, one a second, after which ranks that wait at different places count as stuck. A network may pause
 for tens of seconds."""
 STILL_S = 4.0
-"""Shortest time in seconds without progress after which a rank writes its counts. The time is at least three steps
-long."""
+"""Fewest seconds without progress after which a rank writes its counts; with slow steps, three times a step's time."""
 ALL = "All ranks must make equally many: skip on all ranks or on none, `if job.any(bad): continue`"
 UNEQUAL = (
     "rank {mine.rank} made {fewer} backward pass(es) fewer than rank {other.rank} by step {mine.steps}, so the ranks "
@@ -55,7 +54,7 @@ class Standpoint(NamedTuple):
     done: int
     """Number of gradient exchanges in the completed steps."""
     waits: str
-    """Function in which this rank waits for others, `EXCHANGE` if for gradients; empty if it does not wait."""
+    """Function in which this rank waits for others; `EXCHANGE` if it waits for gradients, empty if it does not wait."""
     line: str
 
 
@@ -66,7 +65,7 @@ _WAITS = (
     "torch/distributed/distributed_c10d.py",
     "nn/parallel/distributed.py",
 )
-"""Path endings of the files with the functions in which a rank waits for others."""
+"""Ends of the paths of files in whose functions a rank waits for others."""
 APART = (
     "rank {mine.rank} waits{mine.line} for other ranks, and rank {other.rank} elsewhere{other.line}: calls that all "
     "ranks make together (job.evaluate, job.mean, job.checkpoint, the end of job.epochs(), a forward pass with "
