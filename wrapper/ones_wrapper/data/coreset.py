@@ -2,10 +2,10 @@
 arXiv:1906.01827).
 
 For each class, the subset S minimises Σ_i min_{j∈S} d_ij over the class's samples i: a facility location problem. d_ij
-is the distance between the gradients of samples i and j (an upper bound, or in the last layer). F(S) = Σ_i (d_max −
-min_{j∈S} d_ij) is monotone and submodular. So a greedy choice of n samples reaches at least the fraction 1 − 1/e of the
-largest F of n samples. Lazy evaluation computes this choice (Minoux 1978). The weight of a chosen sample is the number
-of samples to which it is the nearest chosen one (eq. 9, Algorithm 1).
+is an upper bound of the distance between the gradients of samples i and j, or their distance in the last layer. F(S) =
+Σ_i (d_max − min_{j∈S} d_ij) is monotone and submodular. So a greedy choice of n samples reaches at least the fraction 1
+− 1/e of the largest F of n samples. Lazy evaluation computes this choice (Minoux 1978). The weight of a chosen sample
+is the number of samples to which it is the nearest chosen one (eq. 9, Algorithm 1).
 
 A class of more than `shard` samples is cut into random shards. The greedy algorithm chooses within each shard, and then
 among all chosen samples (GreeDi: Mirzasoleiman et al., NIPS 2013). The shards depend only on the data, and are
@@ -113,8 +113,9 @@ def in_quanta(one: Floats, other: Floats) -> tuple[Floats, Floats]:
 def lazy_greedy(distance: Floats, count: int) -> list[int]:
     """Return `count` columns in the order of the greedy choice; of equal columns the first.
 
-    `distance[i, j]` is the distance of sample i from candidate j. A candidate's gain only falls while others are
-    chosen. So a candidate is the next choice if its recomputed gain is above the old gains of all others.
+    `distance[i, j]` is the distance of sample i from candidate j. A candidate's gain, by which it lowers the cost, only
+    falls while others are chosen. So a candidate is the next choice if its recomputed gain is above the old gains of
+    all others.
     """
     nearest = np.full(len(distance), distance.max(initial=0.0))
     columns = np.ascontiguousarray(distance.T)
@@ -142,8 +143,8 @@ def cost(distance: Floats, chosen: Sequence[int]) -> float:
 
 
 def budgets(sizes: Sequence[int], count: int) -> list[int]:
-    """Return the number of samples to choose from each class; the sum is `count`. It is proportional to the class's
-    size, and at least 1 if `count` suffices for that."""
+    """Return the number of samples to choose from each class; the sum is `count`. Each number is proportional to the
+    class's size, and at least 1 if `count` suffices for that."""
     total = sum(sizes)
     found = [count * size // total for size in sizes]
     least = [min(1, size) for size in sizes] if count >= sum(1 for size in sizes if size) else [0] * len(sizes)

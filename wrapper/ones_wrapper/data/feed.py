@@ -179,12 +179,12 @@ class Cut:
     max_local: int
     """Largest number of samples in a pass of the replica."""
     unit: int = 1
-    """Divisor of each share and each pass in samples, except in an epoch's last step."""
+    """Number of samples by which each share and each pass is divisible, except in an epoch's last step."""
     uneven: Shares | None = None
     least: int = 1
     """Smallest number of samples in a share that is not empty."""
     whole: int = 1
-    """Divisor of every step in samples. Samples that remain at the end of an epoch are not used."""
+    """Number of samples by which every step is divisible. Samples that remain at the end of an epoch are not used."""
 
 
 def accumulation_steps(share: Share, cut: Cut, largest_share: int | None = None) -> Iterator[AccumulationStep]:
@@ -251,9 +251,9 @@ class Feed:
         whole: int = 1,
     ) -> None:
         """`seed` fixes the order of every epoch; with `keyed` also the random numbers drawn while a sample is fetched.
-        `options` are further options of torch's DataLoader. An epoch has the largest multiple of `whole` samples.
-        Raises TypeError for a dataset without length or items, ValueError for an empty dataset or contradictory
-        options."""
+        `options` are further options of torch's DataLoader. An epoch's length is the largest multiple of `whole` that
+        the dataset has. Raises TypeError for a dataset without length or items, ValueError for an empty dataset or
+        contradictory options."""
         if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
             raise TypeError(f"loader: {type(dataset).__name__} has no length or no items")
         self._held = len(dataset)
@@ -311,7 +311,7 @@ class Feed:
         exchange. Samples that workers have fetched in advance are not counted as used.
 
         Each fetch restores the global random generators afterwards, which takes 0.1 ms. With `seeded` this is left out
-        for each step's first pass, before which the caller seeds them.
+        for each step's first pass, since the caller then seeds the generators.
         """
         order = self.order(epoch)
         self._generator.manual_seed(key(self._seed, epoch, cursor, cut.replica) >> 1)

@@ -25,7 +25,7 @@ def lock_directory(job_dir: Path, job_id: int, wait_s: float = WAIT_S) -> int | 
     """Lock the directory until this process ends, or until the returned handle is closed. The present holder has
     `wait_s` seconds to end.
 
-    Returns None without a lock, if the file system has none, or if an earlier run of this job still holds it. Raises
+    Returns None, without a lock, if the file system has no locks, or if an earlier run of this job holds it. Raises
     `InUseError` if another job has the lock. It is a POSIX lock: network file systems support it, and forked processes
     do not inherit it.
     """
@@ -53,7 +53,7 @@ def lock_directory(job_dir: Path, job_id: int, wait_s: float = WAIT_S) -> int | 
 
 def holder(job_dir: Path, wait_s: float = 0.0) -> str:
     """Return a text with job, process and host that hold the directory. Empty if the lock is free within `wait_s`
-    seconds, or if it cannot be read. Changes nothing in the directory."""
+    seconds, or if the lock cannot be read. Changes nothing in the directory."""
     try:
         handle = os.open(job_dir / LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:

@@ -2,7 +2,7 @@
 
 The launcher outlives its ranks, and keeps the folder. A lock shows that the launcher or one of its ranks lives. At its
 start a launcher removes folders of killed launchers. A file in the job's directory describes the checkpoint in memory,
-with the folder of each of its files. It is removed once the disk has a newer checkpoint. Needs only the standard
+with the folder of each of its files. The file is removed once the disk has a newer checkpoint. Needs only the standard
 library.
 """
 

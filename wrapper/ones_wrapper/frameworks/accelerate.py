@@ -80,8 +80,8 @@ class Accelerator(accelerate.Accelerator):
         return found
 
     def register_for_checkpointing(self, *objects: Any) -> None:
-        """Register objects as Accelerate does. The job's checkpoints have their state, too, even of objects registered
-        after `prepare`."""
+        """Register objects as Accelerate does. The job's checkpoints contain their state, too, even if they are
+        registered after `prepare`."""
         super().register_for_checkpointing(*objects)
         for one in objects:
             self._registered.add(one)

@@ -348,6 +348,6 @@ def _accuracy(state: TrainerState) -> float | None:
 
 
 def _nothing_of(inputs: dict[str, Any]) -> dict[str, Any]:
-    """Return the inputs with all labels ignored (-100), so that no token counts."""
+    """Return the inputs with all labels set to -100 (ignored), so that no token counts."""
     names = {"labels", "shift_labels"} & set(inputs)
     return {**inputs, **{name: torch.full_like(inputs[name], -100) for name in names}}

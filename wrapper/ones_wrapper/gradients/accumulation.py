@@ -77,7 +77,7 @@ class Accumulation:
             self._within = False
 
     def drop(self) -> None:
-        """Zero the gradients of a step that the script left unfinished, before the optimizer's step."""
+        """Zero the gradients of a step that the script left before the optimizer's step."""
         if not self.updates or (self._count > 1 and not (self._asked or self._arrived)):
             for optimizer in self._optimizers:
                 optimizer.zero_grad()
@@ -93,7 +93,7 @@ class Accumulation:
 
     def due(self, asks: bool = False) -> bool:
         """Return True in the last accumulation step, in which wrappers must act. `asks` is True if the optimizer's or
-        scaler's `step` calls."""
+        scaler's `step` calls this."""
         self._asked = self._asked or asks
         if not self.updates:
             self.check()
@@ -174,7 +174,7 @@ def _unchanged(gradient: torch.Tensor | None, mark: tuple[torch.Tensor, int]) ->
 
 
 class RefusesScaler:
-    """Mixin of an optimizer that a gradient scaler must not step: it raises an error then."""
+    """Mixin of an optimizer that raises an error if a gradient scaler steps it."""
 
     _step_supports_amp_scaling = True
     """Flag that makes a `GradScaler` set `grad_scale`, by which the mixin notices the scaler."""
@@ -190,8 +190,8 @@ class RefusesScaler:
 
 
 class AccumulatedOptimizer(RefusesScaler, torch.optim.Optimizer):
-    """Optimizer wrapper that steps and zeroes gradients only in the last accumulation step. State, parameter groups and
-    hooks are those of the wrapped `optimizer`."""
+    """Optimizer wrapper that steps only in the last accumulation step. State, parameter groups and hooks are those of
+    the wrapped `optimizer`."""
 
     scaler_refused = UNREGISTERED_SCALER  # a registered scaler sets `grad_scale` of `optimizer`
 

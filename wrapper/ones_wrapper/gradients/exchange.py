@@ -74,7 +74,7 @@ class Exchange(ABC):
 
     steps_together = True
     """True if no rank can step before all ranks have given their gradients. If False, a rank's last steps before a loss
-    of ranks may lack samples."""
+    of other ranks may lack those ranks' samples."""
 
     gathers = False
     """True if forward passes are collective. Then all ranks must make equally many passes, also in an evaluation."""

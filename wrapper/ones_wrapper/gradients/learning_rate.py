@@ -64,8 +64,8 @@ class Rate:
 
     def admit(self, progress: TrainingProgress, batch: float) -> bool:
         """Admit the present batch if it needs no more samples than the base batch, by the noise scale. Return True if
-        that changed. The bound comes from the noise scale's lower bound, or from its mean for a batch that is already
-        admitted."""
+        the admission changed. The bound comes from the noise scale's lower bound, or from its mean for a batch that is
+        already admitted."""
         before, most = progress.admitted, bound(self.rule, self._base, progress.noise_low)
         if batch <= before:
             most = max(most, bound(self.rule, self._base, progress.noise))

@@ -57,8 +57,8 @@ def counted(progress: TrainingProgress, total: int, batch: int, base_batch: int,
     """Return the number of samples by which schedules advance in a step of `total` samples. `batch` is the present
     global batch, `progress` the position before the step.
 
-    In an epoch's last step, a last base batch counts as full, so that each epoch is a whole number of base batches. The
-    last step is also the one that leaves fewer than `least_step` samples, which the epoch does not use.
+    In an epoch's last step, a last base batch counts as full, so that each epoch is a whole number of base batches. A
+    step also counts as the last if fewer than `least_step` samples remain after it, since the epoch does not use these.
     """
     end = progress.cursor + total
     if 0 <= progress.dataset - end < least_step:

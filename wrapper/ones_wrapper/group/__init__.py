@@ -71,8 +71,8 @@ class Group:
     def close(self, code: int = 0) -> None:
         """Leave the process group.
 
-        `code` is the exit code with which this rank ends. If it is not 0, the call is not collective, and ends the wait
-        of other ranks for this rank if the transport does not.
+        `code` is the exit code with which this rank ends. If it is not 0, the call is not collective. It then ends
+        other ranks' wait for this rank, unless the transport does.
         """
 
     def say(self, *texts: str) -> None:
@@ -194,7 +194,8 @@ class TorchGroup(Group):
 
 
 def check_torch(what: str, group: Group) -> None:
-    """Raise ValueError if the ranks use MPI, for a strategy that needs torch.distributed. `what` is its name."""
+    """Raise ValueError if the ranks use MPI, for a strategy that needs torch.distributed. `what` is the strategy's
+    name."""
     if not isinstance(group, TorchGroup):
         raise ValueError(f"{what}: its messages go over torch.distributed; leave out backend='mpi'")
 
@@ -207,7 +208,8 @@ def _options(operation: Any) -> Any:
 
 
 def join_torch(backend: str | None = None) -> TorchGroup:
-    """Build the process group from the variables that the node launcher set. Without these variables it has one rank.
+    """Build the process group from the variables that the node launcher set. Without these variables the group has one
+    rank.
 
     `backend` is by default nccl if every rank of the node has a GPU of its own, else gloo (`devices.choice`). Raises
     `ProofError` if a rank does not belong to this job, and `ConfigurationError` if GPUs are missing.

@@ -46,8 +46,8 @@ def start(
     fits: Callable[[int], bool] = lambda world: True,
 ) -> Run:
     """Return the run of a job of blocks, after its ranks have met (`entered`). Collective. `spec_of` returns the spec;
-    `fits(N)` is True if the strategy can use N ranks. Blocks that begin a later term wait for others until it is. Ends
-    the process if its ranks must start again."""
+    `fits(N)` is True if the strategy can use N ranks. Blocks that begin a later term wait for others until `fits`
+    returns True. Ends the process if its ranks must start again."""
     group, blocks, leads = entered.group, entered.blocks, entered.leads
     assert isinstance(group, TorchGroup) and blocks is not None
     block, term = blocks.block, blocks.leader.term

@@ -69,8 +69,8 @@ class LargestBatch(NamedTuple):
 def look_up(directory: Path, declared: int, device: str) -> LargestBatch | None:
     """Return the largest local batch that was found on a device of this name; None if there is none.
 
-    A result counts only for the script's limit `declared` at the trial. Not collective: ranks on different devices may
-    get different results, and all must use the smallest.
+    A result counts only if the script's limit at the trial was `declared`, too. Not collective: ranks on different
+    devices may get different results, and all must use the smallest.
     """
     path = directory / MEMORY
     try:

@@ -13,7 +13,7 @@ from ones_wrapper.protocol import MAX_LINE, Batch, Epoch, First, Hello, Membersh
 from ones_wrapper.protocol.growth import efficiency
 
 MEASURE_S = 30.0
-"""Seconds of training after a resize, at whose end a line names the new speed."""
+"""Seconds of training after a resize in which the new speed is measured, for a line in the log."""
 _SHOWN = 16
 """Largest number of ranks whose shares are listed in a line."""
 _WARM_UP = 2
