@@ -17,7 +17,7 @@ option in brackets switches each off:
 6. Greedy solutions are put into the population (`greedy`).
 7. Local search follows crossover and mutation (`local_search`).
 8. A job weighs more if its JCT gets much longer than on a fair share of the cluster (`fair_bound`).
-9. Each size has its own batch, that of best goodput (`own_batch`). A change of only the batch costs nothing.
+9. Each size has its own batch, which gives the best goodput (`own_batch`). A change of only the batch costs nothing.
 """
 
 from __future__ import annotations

@@ -168,7 +168,7 @@ def less_costs(worth: Floats, current: Ints, costs: ChangeCosts) -> Floats:
     of training at each size.
 
     A growing job trains at its old size until the new GPUs are ready, then pauses, then trains at the new size. A
-    change counts as lasting at least as long as its own preparation and pause. A waiting job pays nothing.
+    change is assumed to last at least for its own preparation and pause. A waiting job pays nothing.
     """
     held = current[:, None]
     begins = costs.ready_s + costs.pause_s

@@ -114,8 +114,8 @@ def build_schedule(
     """Return the schedule that gives each job the GPUs `wanted`. `wanted` is by job id, in order of precedence.
 
     `jobs` are all jobs of the round, `fixed` the jobs that may not change (see `fixed_jobs`). `tables` have at least a
-    row for every other job. A job without room gets a smaller size from its limits in `tables`; one that cannot grow
-    stays as it is. `why` is the reason that the schedule gives for each size.
+    row for every other job. A job without room gets a smaller size from its limits in `tables`; a job that cannot grow
+    keeps its size. `why` is the reason that the schedule gives for each size.
     """
     limited = {job.job_id: job for job in tables.jobs}
     rank = {job_id: i for i, job_id in enumerate(wanted)}

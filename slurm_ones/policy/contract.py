@@ -254,7 +254,7 @@ class JobView:
     nodes: Mapping[str, int]
     """GPUs that the job holds on each node; empty while it waits."""
     batch: int
-    """Present global batch; while the job waits, that of its last run, or the base batch if it has not run."""
+    """Present global batch; while the job waits, its last run's batch, or the base batch if it has not run."""
     base_batch: int
     limits: Limits
     fixed: Reason | None = None

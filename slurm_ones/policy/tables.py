@@ -112,7 +112,7 @@ def restart_factor(job: JobView, now: float) -> float:
 
 
 BatchRule = Literal["requested", "scaled", "best"]
-"""Rule for the global batch at each size: the user's batch; in proportion to the GPUs (ONES §3.3); or that of best
+"""Rule for the global batch at each size: the user's batch; in proportion to the GPUs (ONES §3.3); or the batch of best
 goodput."""
 
 BATCHES = 14
