@@ -320,8 +320,8 @@ def moves(
     or to replace a block.
 
     If a growing job cannot reach `target`, it grows to the largest size below it that its owner `allows`. If a
-    shrinking job cannot reach `target`, it drops blocks until it has fewer GPUs, but at least `least`. New blocks make
-    up the difference once the dropped GPUs are free.
+    shrinking job cannot reach `target`, it drops blocks until it has fewer GPUs, but at least `least`. Once the dropped
+    GPUs are free, new blocks bring it to `target`.
     """
     if target < 1 or not blocks:
         return None

@@ -514,8 +514,8 @@ def _site(round_: Round, name: str) -> ClusterView:
 
 
 def _blocks(one: Elastic, history: JobHistory, blocks: Sequence[RunningBlock]) -> tuple[Piece, ...]:
-    """Return the blocks that are growth, the youngest first: all beyond the leader and the oldest blocks that make up
-    the request."""
+    """Return the blocks that are growth, the youngest first: all blocks besides the leader and the oldest ones that
+    together have the requested GPUs."""
     before, asked = accumulate((block.shape.gpus for block in blocks), initial=0), history.job.requested_shape.gpus
     growth = [one.job.tasks[block.task] for block, gpus in zip(blocks, before, strict=False) if gpus >= asked]
     return tuple(_piece(one, job)._replace(guest=one.job.is_guest(job)) for job in reversed(growth))

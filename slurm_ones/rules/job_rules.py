@@ -144,7 +144,7 @@ class Kinds:
         return kind_of(elastic.holdings, self.of)
 
     def may_change(self, elastic: Elastic) -> bool:
-        """Tell whether the job may change its kind of GPU, by its owner and by Slurm."""
+        """Tell whether the job's owner and Slurm allow it to change its kind of GPU."""
         # If the blocks do not have equally many GPUs per node, each block asks for its own kind.
         asks = any(block.gpus_per_node for block in elastic.job.blocks) and not elastic.whole_nodes
         return elastic.optin is not None and bool(elastic.optin.kinds) and asks and self.given
@@ -319,7 +319,7 @@ START_S = 60.0
 """Seconds from a decision to the start of the job's next run: a checkpoint, the requeue, and Slurm's next
 scheduling."""
 LOSES_LICENSES = (25, 5, 0), (25, 11, 7)
-"""Releases of Slurm that lose the licences of a requeued job: from the first to before the second."""
+"""First release of Slurm that loses the licences of a requeued job, and first later release that keeps them."""
 
 
 class ReservedNodes(NamedTuple):

@@ -434,7 +434,7 @@ class PartitionPlan:
 def plans(
     round_: Round, decide: Callable[[Round, PartitionRules], PartitionSchedule], *, begins: bool = True
 ) -> list[PartitionPlan]:
-    """Decide and plan each partition in turn. If the plans will be carried out (`begins`), resizes planned in one
+    """Decide and plan one partition after another. If the plans will be carried out (`begins`), resizes planned in one
     partition count as open in the next."""
     found = []
     round_ = with_growth(round_)
