@@ -31,8 +31,8 @@ def chosen(spans: Iterable[tuple[K, float, float]], before: Mapping[K, int]) -> 
     """Choose a colour for each (key, start, end) of a stacked chart. Keys in `before` keep their colour.
 
     Spans are stacked in this order. A new key gets a colour that no key in the stack has, preferably one that may touch
-    the span below it. If the stack has all colours, it gets the colour farthest below it that may touch the span below
-    it.
+    the span below it. If the stack has all colours, the key gets the one farthest below that may touch the span just
+    below.
     """
     listed = list(spans)
     found = {key: before[key] for key, _, _ in listed if key in before}

@@ -28,9 +28,9 @@ class Measured:
     measured_s: float
     samples_per_s: float
     gpu_efficiency: float | None
-    """Throughput per GPU, divided by that at the smallest shape."""
+    """Throughput per GPU, relative to the smallest shape."""
     statistical_efficiency: float | None
-    """Progress per sample, divided by that at the base batch. None if the job reported no gradient noise scale."""
+    """Progress per sample, relative to the base batch. None if the job reported no gradient noise scale."""
     goodput: float | None
     kind: str = ""
     """Kind of the GPUs; empty if it is unknown."""
@@ -128,7 +128,7 @@ def usage(
 ) -> list[Usage]:
     """Return the use of GPUs by a cluster's elastic jobs, in order of submission. Raises `StoreError`.
 
-    Selected are one job, one user's jobs, or the jobs that waited or ran between `since` and `until`.
+    The arguments select one job, one user's jobs, or the jobs that waited or ran between `since` and `until`.
     """
     given = {"cluster": store.cluster, "job_id": job_id, "user": user or None, "since": since, "until": until}
     values = {name: value for name, value in given.items() if value is not None}
@@ -294,7 +294,7 @@ def _hours(value: float | None) -> str:
 NEARLY = 0.9
 """Share of a size's useful throughput from which another size counts as nearly as fast."""
 WORTH_IT = 0.75
-"""Efficiency from which GPUs count as well used: throughput per GPU, divided by that at the smallest size."""
+"""Efficiency from which GPUs count as well used: throughput per GPU, relative to the smallest size."""
 LONG_S = 60.0
 """Shortest measurement that counts, in seconds."""
 PAUSED = 0.05
