@@ -193,7 +193,7 @@ class SimulatedJob:
 
     @property
     def main_id(self) -> int:
-        """Id that sbatch printed: that of the job or, for a task, of the array."""
+        """Id that sbatch printed: the job's or, for a task, the array's."""
         return self.array.array_id if self.array is not None else self.job_id
 
     @property

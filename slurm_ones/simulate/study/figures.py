@@ -225,9 +225,9 @@ class Comparison:
     """Comparison of a policy with the first policy on the same jobs and seeds."""
 
     difference: Estimate
-    """Mean JCT of the policy minus that of the first policy, in seconds."""
+    """Mean JCT of the policy minus the first policy's, in seconds."""
     ratio: Estimate
-    """Mean JCT of the policy divided by that of the first policy."""
+    """Mean JCT of the policy divided by the first policy's."""
     p_value: float
     """P-value of the two-sided Wilcoxon signed-rank test on paired JCTs (as in ONES, SC21, §4); NaN if all pairs are
     equal."""

@@ -317,8 +317,8 @@ def use_of(application: str) -> float:
 
 
 def factor(application: str, kind: str) -> float:
-    """Return the application's compute speed on a kind of GPU, divided by that on the reference GPU; 1 for a kind
-    without a name."""
+    """Return the application's compute speed on a kind of GPU, relative to the reference GPU; 1 for a kind without a
+    name."""
     return 1.0 if not kind else float(POWER[kind] ** use_of(application))
 
 

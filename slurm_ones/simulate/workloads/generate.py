@@ -115,7 +115,7 @@ def _possible(app: Application, sizes: Sequence[int], per_node: int) -> list[int
 def best_batch(app: Application, gpus: int, per_node: int) -> tuple[float, int]:
     """Return the highest goodput on `gpus` GPUs halfway through the training, and the batch that reaches it.
 
-    Tried are the base batch and its multiples by powers of two.
+    It tries the base batch and its multiples by powers of two.
     """
     batches = app.base_batch * 2 ** np.arange(math.floor(math.log2(app.max_batch / app.base_batch)) + 1)
     batches = batches[batches >= gpus] if batches[-1] >= gpus else batches[-1:]

@@ -23,7 +23,7 @@ from slurm_ones.simulate.training.application import Application, Submission
 from slurm_ones.simulate.workloads.trace import bad, number, table
 
 MAX_LOCAL = {"yolov3": 8}
-"""Largest local batch of applications that cannot use the largest one in their profile."""
+"""Largest local batch of each application that cannot use its profile's largest."""
 FIXED_BATCH = {"ncf": 32768}
 """Batch of each application for which the profiles' authors allow only one batch."""
 MOST_GPUS = {"ncf": 1}
