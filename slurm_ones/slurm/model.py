@@ -76,7 +76,7 @@ class SlurmJob:
     """One job of the queue. A field annotated with a `Field` is read from Slurm; `parse.job_of` derives all other
     fields.
 
-    Users write the text fields: do not pass them to a terminal or into SQL as they are.
+    Users write the text fields: escape them before you pass them to a terminal or into SQL.
     """
 
     job_id: Annotated[int, Field(ID, "JobID", "job_id", "id")]
