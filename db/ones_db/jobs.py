@@ -383,7 +383,7 @@ class BlockStore(Transactions):
 
     @remembering("members")
     def membership(self, _: Connection, job_id: int, order: int | None = None) -> MembershipRecord | None:
-        """Return a job's newest membership, or None. With `order`, only memberships that this order caused count."""
+        """Return a job's newest membership, or None. With `order`, return the newest that this order caused."""
         return next(iter(self.memberships(job_id, 1, order)), None)
 
     @reading

@@ -311,7 +311,7 @@ class ReportStore(Transactions):
     def slowest_checkpoint(self, connection: Connection, since: float) -> tuple[int, float] | None:
         """Return (job id, seconds) of the slowest checkpoint written since a time; None if there is none.
 
-        Only jobs of blocks that load a checkpoint at each change of their blocks count.
+        It considers only jobs of blocks that load a checkpoint at each change of their blocks.
         """
         query = (
             select(JOBS.c.job_id, CHECKPOINTS.c.seconds)

@@ -92,7 +92,8 @@ class RetentionStore(Transactions):
 
     @reading
     def rollups_due(self, connection: Connection, before: float, stretch_s: float) -> list[int]:
-        """Return the runs (runs.id) of jobs that ended before a time, with samples to combine to `stretch_s`."""
+        """Return the runs (runs.id) of jobs that ended before a time, with samples to combine into samples of
+        `stretch_s`."""
         query = (
             select(RUNS.c.id)
             .join(JOBS, JOBS.c.id == RUNS.c.job_id)

@@ -51,7 +51,7 @@ class SummaryStore(Transactions):
     def job_summaries(self, job_ids: Sequence[int] | None = None, *, ended: int | None = None) -> list[JobSummary]:
         """Return a line for each of these jobs, or for all that a companion has seen, in order of submission.
 
-        With `ended`, only the newest ended jobs, at most this number.
+        With `ended`, at most this number of ended jobs, the newest, is included.
         """
         if job_ids is not None:
             # Written out, since databases limit the parameters of a statement.

@@ -1,8 +1,8 @@
 """Definitions of all tables, in SQLAlchemy Core without ORM classes.
 
 Every column has a comment with its meaning and unit, from which docs/tables.md is made. Types exist in all databases.
-The key of a job is (cluster, job id, submission), because Slurm uses job ids again. The key of a run is (job, restart
-count), and that of a report (run, number). So a report that is stored twice changes nothing. Add a new column at the
+The key of a job is (cluster, job id, submission), because Slurm uses job ids again. A run's key is (job, restart
+count), and a report's key is (run, number). So a report that is stored twice changes nothing. Add a new column at the
 end of its table, and in a migration.
 """
 
