@@ -77,9 +77,9 @@ def init(
     Learning rate and momentum follow the batch by a rule for the optimizer's class (`gradients/learning_rate.py`)
     unless `scale_lr` is False. `checkpoint_every_s` is the time between checkpoints in seconds (default: chosen from
     their measured cost and the job's failures). With `write_behind`, training continues while a checkpoint is written,
-    unless the checkpoint is waited for. `noise_scale` measures the gradient noise scale, from which the companion
-    computes what a larger batch is worth. On one GPU the measurement keeps a copy of the gradients. `backend` is
-    `nccl`, `gloo`, or `mpi` for an exchange through mpi4py (default: nccl if every rank has a GPU, else gloo).
+    unless the job must wait for it, as in a drain. `noise_scale` measures the gradient noise scale, from which the
+    companion computes what a larger batch is worth. On one GPU the measurement keeps a copy of the gradients. `backend`
+    is `nccl`, `gloo`, or `mpi` for an exchange through mpi4py (default: nccl if every rank has a GPU, else gloo).
     `strategy` is a way to train other than plain data parallel.
 
     With `uneven`, each rank's share of a step is in proportion to its measured speed, for GPUs of different kinds

@@ -261,9 +261,9 @@ class Job:
     def unwrap(self, model: torch.nn.Module) -> torch.nn.Module:
         """Return the model that was given to `ddp`, `fsdp` or `exchange`, to save, export or evaluate it.
 
-        Any other model is returned as it is. A model of `fsdp` is the same object before and after, and its parameters
-        stay sharded. If a strategy's ranks train different models, the result is the model that checkpoints hold.
-        During training this is a copy, for which all ranks must call `unwrap`.
+        Any other model is returned as it is. A model of `fsdp` is the given object itself, and stays sharded. If a
+        strategy's ranks train different models, the result is the model that checkpoints hold. During training this is
+        a copy, for which all ranks must call `unwrap`.
         """
         return self._run.loop.exchanges.inside(model)
 
@@ -279,9 +279,9 @@ class Job:
 
             optimizer, scheduler = job.register(model=model, optimizer=optimizer, scheduler=scheduler)
 
-        Call it once. Returns all objects but the model, in the order optimizer, scheduler, others; a single object
-        without a tuple. Use the returned objects: a given object that was replaced by a wrapper raises an error when it
-        is used.
+        Call it once. Returns a tuple of all objects but the model, in the order optimizer, scheduler, others; a single
+        object is returned without a tuple. Use the returned objects: a given object that was replaced by a wrapper
+        raises an error when it is used.
 
         - A scheduler's wrapper (`schedule.py`) counts in base batches: `step()` inside the loop over batches advances
           the scheduler by the step's samples divided by the base batch.
@@ -434,9 +434,9 @@ class Job:
         """Yield the numbers of the epochs to train, from the epoch of the loaded checkpoint; without end if init's
         `epochs` is 0.
 
-        Each turn of the loop ends an epoch at a step boundary, and reports it with the values that `report` got. All
-        ranks are synchronised before the first epoch, at the end of each epoch (by two small all-reduces), and at the
-        last checkpoint. In a block that joins, the first turn waits until the block is admitted.
+        Each turn of the loop ends an epoch at a step boundary, and reports the epoch with the values given to `report`.
+        All ranks are synchronised before the first epoch, at the end of each epoch (by two small all-reduces), and at
+        the last checkpoint. In a block that joins, the first turn waits until the block is admitted.
 
         Leaving the loop by `break` or `return` ends the training, and writes the last checkpoint. The job's next start
         then skips the loop, unless init's `epochs` has changed, or the loop was left after a signal. All ranks must
@@ -471,7 +471,7 @@ class Job:
     def epoch_end(self, *, accuracy: float | None = None, loss: float | None = None) -> None:
         """End the epoch now. Accuracy and loss are reported as by `report`.
 
-        Call this in a loop that does not use `epochs`; or within `epochs`, to end the epoch before further work rather
+        Call this in a loop without `epochs`. In the loop over `epochs`, it ends the epoch before further work, rather
         than at the next turn. All ranks call this together. It is a step boundary, and synchronises all ranks.
         """
         self._run.loop.first_steps.together("job.epoch_end")
@@ -486,7 +486,7 @@ class Job:
         `one_pass(samples)` makes a forward and a backward pass of that many samples on the original model
         (`job.unwrap(model)`). It may use a strategy's collectives. Call `probe` after `register` and before the first
         epoch. Synchronises all ranks. A trial takes a few dozen passes. The result is stored in the job's directory, so
-        that later runs on the same devices make no trial. It also corrects the strategy's limits for the companion.
+        that later runs on the same devices make no trial. It also corrects the strategy's limits.
 
         During the trial, memory for the first training steps is set aside: the trained parameters' size for gradient
         buckets, and twice that size for an optimizer's moments not loaded yet. An optimizer with less state leaves the

@@ -2,7 +2,7 @@
 
 `torch.distributed.checkpoint` lists what each rank holds. Each rank writes its own shards. A replicated tensor is
 written by one rank, and these tensors are spread evenly over the ranks. So training waits only until each rank has
-copied what it writes. Which rank writes what is planned again only if the set of tensors changes.
+copied what it writes. This distribution is planned again only if the set of tensors changes.
 """
 
 from __future__ import annotations

@@ -279,8 +279,8 @@ def _abort(group: Any) -> None:
 
 
 def backends_of(config: str) -> set[str]:
-    """Return the backends in a configuration of torch.distributed (`dist.get_backend_config`): "nccl", or torch's
-    default "cpu:gloo,cuda:nccl"."""
+    """Return the backends in a configuration of torch.distributed (`dist.get_backend_config`), such as "nccl" or
+    "cpu:gloo,cuda:nccl"."""
     return {part.rpartition(":")[2] for part in config.split(",")} & {"gloo", "nccl"}
 
 

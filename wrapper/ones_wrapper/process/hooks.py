@@ -45,7 +45,7 @@ class Flags:
         self.leaving = False
         """True if other processes wait for this one's end even if its exit code is 0."""
         self.tested = False
-        """True in a rank of `testing`: a test's body may leave its loop to continue at another world size."""
+        """True in a rank of `testing`, where a test's body may leave its loop to continue at another world size."""
         self._quiet_until = 0.0
         self.scripts: dict[int, Callable[[int, FrameType | None], object]] = {}
         """The script's own handlers by signal. Our handlers call them."""

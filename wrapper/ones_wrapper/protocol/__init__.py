@@ -49,8 +49,8 @@ MAX_SPEC = 131_072
 """Largest length of a spec in bytes. It is larger than `MAX_LINE` since a spec holds a strategy's limits."""
 
 LOOK_SIGNAL = "URG"
-"""Signal to a job's steps after an order to drain was written, so that they read the order at once. If the signal is
-lost, they read it half a second later. Programs without a handler ignore this signal."""
+"""Signal to a job's Slurm steps after an order to drain was written, so that they read the order at once. If the signal
+is lost, they read it half a second later. Programs without a handler ignore this signal."""
 
 DRAIN_WAIT_S = 60.0
 """Seconds that a drained job waits for its requeue. After that it continues to train."""
@@ -117,7 +117,7 @@ class Spec:
     base_batch: int
     """Global batch, in samples, for which the script's learning rate was chosen."""
     max_batch: int
-    """Largest global batch the job takes."""
+    """Largest global batch that the job accepts."""
     max_local_batch: int
     """Largest number of samples per GPU per forward pass. The job lowers this number if a GPU runs out of memory."""
     dataset: int
@@ -209,7 +209,7 @@ class Hello:
     epoch: int
     """Epoch in which the run begins, from 0."""
     cursor: int
-    """Samples of this epoch that earlier runs used."""
+    """Samples of epoch `epoch` that earlier runs used."""
     step: int
     checkpoint: str
     """Name of the checkpoint loaded, or empty."""
@@ -312,8 +312,8 @@ class Checkpoint:
     stall_s: float | None = None
     """Seconds for which training paused; less than `seconds` if the checkpoint was written in the background."""
     order: int | None = None
-    """Number of the order that requested the checkpoint; None without one. After a drain the job now waits for its
-    requeue."""
+    """Number of the order that requested the checkpoint; None without an order. After an order to drain, the job now
+    waits for its requeue."""
 
 
 @dataclass(frozen=True)

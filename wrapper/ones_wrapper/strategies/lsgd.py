@@ -44,9 +44,9 @@ class LsgdExchange(ApartExchange):
     name = "lsgd"
 
     def __init__(self, group: Group, *, period: int, local_period: int, pull: float) -> None:
-        """`period` is the number of steps between two rounds of all ranks, and a multiple of `local_period`, that of a
-        node's ranks. A round moves a rank by the fraction `pull` of the way to a leader. The steps until the next round
-        together move it about as far again."""
+        """`local_period` is the number of steps between two rounds of a node's ranks. `period`, a multiple of it, is
+        the number of steps between two rounds of all ranks. A round moves a rank by the fraction `pull` of the way to a
+        leader. The steps until the next round together move it about as far again."""
         super().__init__(group)
         self._period, self._local_period, self._pull = period, local_period, pull
         self._pulled: list[torch.nn.Parameter] = []

@@ -8,7 +8,7 @@ Scripts call `fuse`:
     optimizers = [torch.optim.AdamW(model.parameters(), lr=rate) for model, rate in zip(models, rates)]
     fused, optimizer = ones.strategies.fuse(models, optimizers, loss=cross_entropy)
     for x, y in loader:
-        losses = fused(x, y)              # one a member
+        losses = fused(x, y)              # one for each member
         optimizer.zero_grad()
         losses.sum().backward()
         optimizer.step()
@@ -55,8 +55,8 @@ def fuse(
     Adam, AdamW or Lamb. Learning rate, weight decay, betas and momentum of each member are read from its optimizer in
     each step, so that an ordinary scheduler works.
 
-    `loss(output, *targets)` returns the mean over the samples; a list has one loss for each member. `values` holds
-    numbers for each member by name, which the loss gets as 0-dimensional tensors (`values={"label_smoothing": [0.0,
+    `loss(output, *targets)` returns the mean over the samples; a list has one loss for each member. `values` has, by
+    name, a number for each member, which the loss gets as a 0-dimensional tensor (`values={"label_smoothing": [0.0,
     0.1]}`). With `randomness` "different" each member has a dropout mask of its own, with "same" all have one mask.
 
     `probe` is a local batch (x, *targets) on the training device. With it, copies of the members take a few steps fused
@@ -95,7 +95,7 @@ def gain(
     steps: int = 3,
 ) -> Gain:
     """Return the gain of fusing these members, measured with copies on the device of `batch`, a local batch (x,
-    *targets). On a CPU processor time is measured. Takes about ten steps of each member."""
+    *targets). On a CPU, processor time is measured. Takes about ten steps of each member."""
     its_models, its_optimizers = named("models", models), named("optimizers", optimizers)
     fused = fuse(its_models, its_optimizers, loss=loss, values=values)
     losses = losses_of(loss, values or {}, batch[1:], len(its_models))
@@ -111,7 +111,7 @@ def largest(
     values: Mapping[str, Sequence[float]] | None = None,
 ) -> int:
     """Return the largest number N for which the first N members fit into the memory of the batch's device together; 0
-    if not even one fits. It is found by steps with more and more members."""
+    if not even one fits. N is found by steps with more and more members."""
     its_models, its_optimizers = named("models", models), named("optimizers", optimizers)
     device = device_of(batch)
 

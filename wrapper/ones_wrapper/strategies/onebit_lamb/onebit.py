@@ -1,4 +1,4 @@
-"""Mean over ranks with error feedback, at one bit an element.
+"""Mean over ranks with error feedback, with one bit per element.
 
 This is the compressed all-reduce of 1-bit Adam (arXiv 2102.02888) and 1-bit LAMB (arXiv 2104.06069). Each rank adds its
 error of the last call to its values. It sends the signs of the sum, and as one scale the root mean square. Its new

@@ -54,8 +54,8 @@ class Arrangement:
         return torch.cat((early, torch.arange(last * half, (last + 1) * half, device=device)))
 
     def meeting(self, source: int) -> tuple[slice, slice, bool]:
-        """Return (slice of this rank's queries, slice of rank `source`'s keys, True for a causal mask) of those that
-        interact.
+        """Return (slice of this rank's queries, slice of rank `source`'s keys to which they attend, True for a causal
+        mask).
 
         For causal attention between different ranks, all queries attend to the early half of the keys, or the late
         queries to all keys. So the work is half of a whole block's.
