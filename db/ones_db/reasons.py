@@ -1,6 +1,6 @@
 """Reasons for changing or keeping a job's size. A reason is a code with arguments; each code has a sentence.
 
-As data, reasons can be counted, stored and compared. To add one, add a line to `SENTENCES`, complete by itself.
+As data, reasons can be counted, stored and compared. To add a reason, add a complete sentence to `SENTENCES`.
 """
 
 from __future__ import annotations

@@ -133,7 +133,7 @@ RESIZE_DONE = "done"
 RESIZE_ROLLED_BACK = "rolled_back"
 """State at the end of a resize that paused its job, but left its shape as it was."""
 RESIZE_OVERTAKEN = "started_before_reshape"
-"""Code of a resize's outcome: the job started before it had its new shape. If the job waited, this is no failure."""
+"""Code of a resize's outcome: the job started at its old shape. For a job that waited this is no failure."""
 RESIZE_PREEMPTED = "block_preempted"
 """Code of a resize's outcome: Slurm preempted a block before it joined. This is no failure."""
 

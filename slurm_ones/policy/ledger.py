@@ -83,7 +83,7 @@ class Ledger(Mapping[str, int]):
         self._uniform = uniform
         self._shared = False
         self._by_free: dict[Resources, list[str]] | None = None
-        """Names of the nodes with each amount of free resources, in the given order; None until first used."""
+        """Names of the nodes with each amount of free resources, in the order of `free`; None until first used."""
         self.gpus = sum(one.gpus for one in self._free.values())
         """Total number of free GPUs."""
 

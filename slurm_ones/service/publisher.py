@@ -194,7 +194,7 @@ ACL = "system.posix_acl_access"
 _VERSION = struct.pack("<I", 2)
 _ENTRY = struct.Struct("<HHI")
 _NOBODY = 0xFFFFFFFF
-"""Id in entries of the list that name no user or group."""
+"""Id in entries of an access control list that name no user or group."""
 _USER_OBJ, _USER, _GROUP_OBJ, _MASK, _OTHER = 0x01, 0x02, 0x04, 0x10, 0x20
 _READ, _WRITE = 4, 2
 
