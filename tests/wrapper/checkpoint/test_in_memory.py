@@ -20,6 +20,7 @@ from ones_wrapper.checkpoint import Checkpoints, Failed, Saved, checkpoints, fil
 from ones_wrapper.checkpoint.folder import Folder
 from ones_wrapper.checkpoint.held import HeldFolder
 from ones_wrapper.data.progress import TrainingProgress
+from ones_wrapper.files import node_memory
 from ones_wrapper.files.job_directory import newest_checkpoint
 from ones_wrapper.files.node_memory import FOLDER, HELD, HeldCheckpoint, MemoryFolder, held
 from ones_wrapper.group import Group
@@ -429,6 +430,34 @@ def test_a_copy_takes_the_place_of_the_one_before_once_it_is_complete(
         newest = newest_checkpoint(tmp_path)
         assert newest is not None and newest.name == "step-000000001"
         assert {file.stat().st_mode & 0o777 for file in (place.checkpoints / "step-000000004").iterdir()} == {0o600}
+
+
+@pytest.mark.parametrize(("what", "fails"), [(copied, "bring"), (copied, "complete"), (held_in, "complete")])
+@pytest.mark.usefixtures("both")
+def test_one_that_failed_takes_no_room(
+    tmp_path: Path, group: Group, place: MemoryFolder, what: Any, fails: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a memory for two copies: the one that counts, which stays meanwhile, and the next."""
+
+    def failing(*given: Any) -> None:
+        raise ValueError("a node is not reached")
+
+    def room(folder: Path) -> int:
+        return 2 * size - sum(file.stat().st_size for file in place.checkpoints.glob("*/*"))
+
+    with closing(Checkpoints(tmp_path, group, 7, 0)) as box:
+        box.save(state(1), at(1))
+        assert isinstance(copied(box, place, 2), Saved)
+        described = held(tmp_path / "checkpoints")
+        assert described is not None
+        size = sum(size for size, _ in described.manifest["files"].values())
+        monkeypatch.setattr(node_memory, "room", room)
+        with monkeypatch.context() as patch:
+            patch.setattr(checkpoints if fails == "bring" else HeldFolder, fails, failing)
+            assert not isinstance(what(box, place, 3), Saved)
+        assert held(tmp_path / "checkpoints") == described
+        assert [one.name for one in place.checkpoints.iterdir()] == ["step-000000002"]
+        assert isinstance(copied(box, place, 4), Saved)
 
 
 @pytest.mark.parametrize("harm", ["changed", "gone", "lender"])

@@ -263,8 +263,13 @@ class Checkpoints:
                 if any(problems):
                     raise RankError(next(filter(None, problems)))
             size = group.on_first(lambda: folder.complete(work.name, work.progress, files))
-        except Exception:
-            if group.rank == 0:
+        except Exception as error:
+            removes = group.rank == 0
+            if memory is not None:  # each launcher has a part; with a description, it may be needed after a loss
+                removes = isinstance(error, RankError) and group.on_first(
+                    lambda: (held := self._folder.held()) is None or held.name != work.name
+                )
+            if removes:
                 folder.discard(work.name)
             raise
         if self._group.local_rank == 0:

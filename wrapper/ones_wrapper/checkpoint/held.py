@@ -38,12 +38,6 @@ class HeldFolder(Folder):
         clear(self._launcher, but=str(self.path(but)))
         self.path(name).mkdir(mode=0o700)
 
-    def begin(self, name: str) -> None:
-        """Do nothing, because `make` did it."""
-
-    def discard(self, name: str) -> None:
-        """Do nothing: the checkpoint may be published already, and the next `make` removes it."""
-
     def complete(self, name: str, progress: TrainingProgress, files: dict[str, Sum]) -> int:
         """Publish the checkpoint by a description in the job's folder; return its size in bytes."""
         self._disk.hold(self.described(name, progress, files))
