@@ -228,8 +228,8 @@ class Checkpoints:
         return _Work(name, replace(progress), plan, tensors, kept, started, memory, twice)
 
     def _run(self, group: Group, work: _Work, stall: float | None) -> None:
-        """Write a checkpoint and store its result. `stall` is the pause of training in seconds; None if the pause is
-        the whole write."""
+        """Write a checkpoint and store its result. `stall` is the pause of training in seconds, if not the whole
+        write."""
         try:
             self._end = self._write(group, work, stall)
         except RankError as error:
@@ -279,8 +279,7 @@ class Checkpoints:
         return Saved(work.name, size, seconds, seconds if stall is None else stall, work.progress)
 
     def _in_memory(self, group: Group, work: _Work, memory: MemoryFolder) -> HeldFolder:
-        """Return this rank's view of the checkpoint to be written into memory. The earlier checkpoint in memory
-        stays."""
+        """Return this rank's view of the checkpoint to be written into memory."""
         disk, block = self._folder, own_block(os.environ)
 
         def counts() -> str:
@@ -311,8 +310,7 @@ class Checkpoints:
             self._ahead = name, run_behind("ones-check", self._check(held, name))
 
     def _newest(self) -> tuple[HeldCheckpoint | None, str]:
-        """Return the newest checkpoint's description and name. The description is None for a checkpoint on disk.
-        Collective."""
+        """Return (description, name) of the newest checkpoint, with None as description for one on disk. Collective."""
 
         def look() -> tuple[str, str]:
             held = self._folder.held()
@@ -325,7 +323,7 @@ class Checkpoints:
 
     def _check(self, held: HeldCheckpoint | None, name: str) -> Callable[[], str]:
         """Return a function that checks this rank's part of a checkpoint's files and returns the damage in words, or
-        ''. Files in memory are first copied to this node."""
+        ''."""
         group, folder = self._group, self._folder
         if held is None:
             return partial(folder.damage, name, group.rank, group.world)
@@ -370,8 +368,7 @@ class Checkpoints:
         return Loaded("", TrainingProgress(), self._log(notes))
 
     def _lies_in(self, held: HeldCheckpoint, own: MemoryFolder) -> None:
-        """Record that each node has the whole checkpoint in memory. Launchers of blocks that left need not keep their
-        copies then."""
+        """Record that each node has the whole checkpoint in memory."""
         texts = self._group.gather(own.text)
         with suppress(RankError):
             self._group.on_first(lambda: self._folder.hold(held.at(texts)))

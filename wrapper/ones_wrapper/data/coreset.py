@@ -222,8 +222,7 @@ def select(features_of: FeaturesOf, labels: Ints, count: int, group: Group, shar
 
 
 def _among(features_of: FeaturesOf, members: Ints, shards: list[tuple[Ints, Floats]], count: int) -> list[int]:
-    """Return the samples that GreeDi's second round chooses, as positions among the chosen samples of all shards.
-    Either this is a greedy choice, or the choice of a single shard if its cost is lower."""
+    """Return the samples that GreeDi's second round chooses, as positions among the chosen samples of all shards."""
     candidates = np.concatenate([features for _, features in shards])
     held = max(1, MOST // len(candidates))
     if len(members) > held:

@@ -168,7 +168,7 @@ def counts(shares: Shares | None, total: int, world: int, passes: int) -> tuple[
 
 
 def _bounded(shares: Shares | None, times: Sequence[float]) -> tuple[float, ...]:
-    """Return each rank's weight by its speed; the mean is about 1. A weight changes at most by the factor `BOUND`."""
+    """Return each rank's weight by its speed, changed at most by the factor `BOUND`; the mean is about 1."""
     world, whole = len(times), sum(1.0 / each for each in times)
     before = shares.speeds if shares is not None else (1.0,) * world
     wanted = (world / (each * whole) for each in times)

@@ -301,8 +301,7 @@ class ElasticStrategy(ParallelStrategy):
                 return super().optimizer_step(own, lambda: loss, model, **kwargs)
 
     def _compute(self, part: AccumulationStep, local: Any, closure: Callable[[], Any]) -> Any:
-        """Make a forward and backward pass; return the loss. The first pass of a step has its local batch on the device
-        already."""
+        """Make a forward and backward pass; return the loss."""
         self._local = None if part.index == 0 else self._on_device(local)
         loss, self._local = closure(), None
         if part.samples and loss is not None:

@@ -168,8 +168,7 @@ class NoiseScale:
             kept -= self._windows.popleft().steps
 
     def _weights(self) -> list[float]:
-        """Return each window's weight in the means; the sum is 1. A weight rises with the window's steps and falls with
-        its age."""
+        """Return each window's weight in the means; the sum is 1."""
         found, after = [], 1.0
         for window in reversed(self._windows):
             keep = math.exp(-window.steps / SPAN)

@@ -131,8 +131,7 @@ def srun(layout: Layout, find: Find = shutil.which, ask: Ask = ask) -> Started:
 
 
 def _check_plugin(mpi: str, listing: str) -> None:
-    """Raise `LaunchError` if Slurm does not have the plugin. `srun --mpi=list` prints the names in lines, or between
-    commas."""
+    """Raise `LaunchError` if Slurm does not have the plugin, by the `listing` of `srun --mpi=list`."""
     words = [word.strip() for word in listing.replace(",", "\n").replace(":", "\n").splitlines()]
     has = [word for word in words if word and " " not in word]
     if not any(word == mpi or word.startswith(f"{mpi}_v") for word in has):

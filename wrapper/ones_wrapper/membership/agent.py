@@ -124,8 +124,7 @@ class NodeAgent:
                 self._guarded(board, board.sign)
 
     def _let_in(self) -> None:
-        """Accept the connection that a rank has sent. Connect to the rank's board if there is no connection to it
-        yet."""
+        """Accept the connection that a rank has sent, and connect to the rank's board if necessary."""
         try:
             message, handles, _, _ = socket.recv_fds(self._wire, _ADDRESS_BYTES, 1)
         except BlockingIOError:
@@ -216,7 +215,7 @@ class NodeAgent:
         return board.client.ask(what.decode(), *parts)
 
     def _send(self, board: _Followed, rank: _Rank, message: bytes = b"") -> None:
-        """Send a message to a rank, after bytes not sent yet. Keep in memory what its socket does not accept."""
+        """Send a message to a rank, after bytes not sent yet."""
         rank.unsent += message
         try:
             del rank.unsent[: rank.connection.send(rank.unsent)]

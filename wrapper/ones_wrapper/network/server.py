@@ -212,7 +212,7 @@ class StoreServer:
         self._send(member, frame(fields(*parts)))
 
     def _send(self, member: _Member, message: bytes = b"") -> None:
-        """Send a message to a member, after bytes not sent yet. What its socket does not accept is kept in memory."""
+        """Send a message to a member, after bytes not sent yet."""
         if held := bool(member.unsent):
             member.unsent += message
         try:
@@ -273,8 +273,7 @@ class StoreServer:
         return [key for key in member.place.values if key.startswith(begin)]
 
     def _do_follow(self, member: _Member, *kinds: bytes) -> list[bytes]:
-        """Return keys and values of these kinds now, and push later values. The kind is the part of a key before its
-        dash."""
+        """Return keys and values of these kinds now, and push later values."""
         place = member.place
         for kind in kinds:
             place.followers.setdefault(kind, set()).add(member)

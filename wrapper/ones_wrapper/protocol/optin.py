@@ -153,7 +153,7 @@ def _batch(text: str) -> Range:
 
 
 def _stepped(text: str) -> tuple[Range, int]:
-    """Parse a range of GPUs with an optional step, such as `4-16:4`. Return (range, step)."""
+    """Return (range, step) of a range of GPUs with an optional step, such as `4-16:4`."""
     whole, colon, step = text.partition(":")
     low, high = _range(whole, MAX_GPUS)
     if colon and (_STEP.fullmatch(step) is None or int(step) > max(high - low, 1)):

@@ -255,15 +255,13 @@ class StandingGuests:
         return not why
 
     def _start_again(self, one: QueueLine) -> None:
-        """Requeue a guest that Slurm preempted, or that ended, at most once in `AGAIN_S` seconds."""
         now = self._clock()
         if now - self._again.get(one.task, 0.0) >= AGAIN_S:
             why = self._change(again_command(self._name(one), hold=False), f"guest {one.task} does not come back")
             self._again[one.task] = now if not why or _LATER.search(why) else math.inf
 
     def _begin(self, lines: Sequence[QueueLine], queue: GuestQueue, lent: set[int]) -> None:
-        """Write an order that names all tasks, guests last, and lift the array's throttle. Called when each task is in
-        its queue."""
+        """Write an order that names all tasks, guests last, and lift the array's throttle."""
         tasks = sorted((one.task for one in lines), key=lambda task: (task in lent, task))
         if why := self._order(tuple(tasks[:MAX_BLOCKS])):
             self._tell(f"{_shown(queue)}: no order could be written ({why}); the job trains on as it is")

@@ -176,8 +176,7 @@ class Loader:
                     break
 
     def _weighed(self, passes: Iterator[Pass]) -> Iterator[Pass]:
-        """Yield the passes. If the job counts tokens, fetch all passes of a step first, and set their numbers of
-        tokens."""
+        """Yield the passes, with their numbers of tokens if the job counts tokens."""
         held = self._run.settings.tokens
         if held is None:
             yield from passes
@@ -213,8 +212,7 @@ class Loader:
 
     @property
     def _used_up(self) -> bool:
-        """True if the epoch has no further step; False for a stream of unknown length. Requests then wait for the end
-        of the epoch."""
+        """True if the epoch has no further step; False for a stream of unknown length."""
         run, feed = self._run, self._run.loop.feed
         assert feed is not None
         return feed.samples > 0 and step_size(feed.samples - run.progress.cursor, run.sizes.cut) <= 0

@@ -85,8 +85,7 @@ def evaluates(samples: int) -> None:
 
 
 def _watched(owner: Any, name: str, look: Look) -> Any:
-    """Return a function that calls `look` and then `owner.name`. Return None if `owner` has no function `name`, or if
-    it is watched already."""
+    """Return a function that calls `look` and then `owner.name`; None for a missing or already watched function."""
     original = getattr(owner, name, None)
     if original is None or hasattr(original, "looked_at"):
         return None

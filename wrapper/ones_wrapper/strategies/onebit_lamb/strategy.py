@@ -113,7 +113,6 @@ class OneBitLamb(Strategy):
         )
 
     def _sizes(self, most_gpus: int) -> tuple[SizeLimits, ...]:
-        """Return the limits, with the bytes sent, by number of GPUs; empty before the script has made the optimizer."""
         sizes = range(1, most_gpus + 1) if self._made is not None else ()
         rows = (SizeLimits(gpus, gpus, data_bytes=self.sent_bytes(gpus)) for gpus in sizes)
         return rows_within(rows, any_number=True)
