@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from ones_wrapper.network import transfer
-from ones_wrapper.network.proof import PROOF_S, ProofError
+from ones_wrapper.network import door, transfer
+from ones_wrapper.network.proof import ProofError, prove
 from ones_wrapper.network.secret import JobSecret
 from ones_wrapper.network.transfer import (
     Receiver,
@@ -82,22 +82,23 @@ def send(
     transfer.send(Sender(("127.0.0.1", receiver.port), place, 0, 1), secret, given["tensors"], given["rest"], timeout_s)
 
 
-def test_state_arrives_while_strangers_are_at_the_door(secret: JobSecret, receiver: Receiver) -> None:
+def test_state_arrives_while_strangers_are_at_the_door(
+    secret: JobSecret, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """They hold nobody up, and those who have another job's secret, or send what is for another rank or generation,
     change nothing."""
+    monkeypatch.setattr(door, "PROOF_S", 600.0)
     newcomer = Newcomer(receiver)
     silent = [socket.create_connection(("127.0.0.1", receiver.port)) for _ in range(20)]
     for other, place in ((JobSecret.fresh(), PLACE), (secret, state_for("term-1-aa", 4, 3)), (secret, "term-1-aa")):
         with pytest.raises(ProofError):
             send(receiver, other, place=place)
-    began = time.monotonic()
     where = [("127.0.0.1", receiver.port, PLACE)]
     parts = [one for rank in range(2) for one in senders(2, rank, where)]
     with ThreadPoolExecutor(len(parts)) as pool:
         sent = [pool.submit(transfer.send, one, secret, state(), {"x": 1}) for one in parts]
         newcomer.end()
     assert all(one.result() for one in sent)
-    assert time.monotonic() - began < PROOF_S
     assert newcomer.error is None and newcomer.rest == {"x": 1}
     assert all(torch.equal(newcomer.tensors[name], tensor) for name, tensor in state().items())
     for stranger in silent:
@@ -141,19 +142,19 @@ def test_a_sender_that_goes_is_no_fault_of_the_newcomer(
     assert later.error is None and torch.equal(later.tensors["a"], state()["a"])
 
 
-@pytest.mark.parametrize("slow_s", [1.2, 0.0])
+@pytest.mark.parametrize("slow_s", [2.5, 0.0])
 def test_a_newcomer_that_is_slow_and_alive_gets_all(
     secret: JobSecret, receiver: Receiver, monkeypatch: pytest.MonkeyPatch, slow_s: float
 ) -> None:
     """No sender gives up while it waits for others, or loads gigabytes."""
-    monkeypatch.setattr(transfer, "ALIVE_S", 0.1)
+    monkeypatch.setattr(transfer, "ALIVE_S", 0.05)
     monkeypatch.setattr(transfer, "CHUNK", 1000)
     monkeypatch.setattr(transfer, "patience_s", lambda size, timeout_s: 10.0)
     tensors = empty()
     answered = threading.Event()
 
     def newcomer() -> None:
-        received = receiver.receive(PLACE, tensors, str, 5.0)
+        received = receiver.receive(PLACE, tensors, str)
         assert received is not None
         time.sleep(slow_s)
         answered.set()
@@ -164,7 +165,7 @@ def test_a_newcomer_that_is_slow_and_alive_gets_all(
     thread.start()
     parts = [one for rank in range(3) for one in senders(3, rank, [("127.0.0.1", receiver.port, PLACE)])]
     with ThreadPoolExecutor(3) as pool:
-        sent = [pool.submit(transfer.send, one, secret, state(), {"x": 1}, 0.5) for one in parts]
+        sent = [pool.submit(transfer.send, one, secret, state(), {"x": 1}, 2.0) for one in parts]
         assert sum(one.result() for one in sent) == 4024 and answered.is_set()
     thread.join()
     assert all(torch.equal(tensors[name], tensor) for name, tensor in state().items())
@@ -199,6 +200,8 @@ def test_a_newcomer_that_hangs_is_given_up(
     """Silence ends the wait, and bytes that say 'alive' for ever do, too."""
     monkeypatch.setattr(transfer, "ALIVE_S", 0.1 if alive else 60.0)
     monkeypatch.setattr(transfer, "patience_s", lambda size, timeout_s: 1.0)
+    # Who is slow to let the sender in does not hang yet.
+    monkeypatch.setattr(transfer, "prove", lambda *given: prove(*given[:-1], 20.0))
     tensors = empty()
     held: list[Any] = []
     thread = threading.Thread(target=lambda: held.append(receiver.receive(PLACE, tensors, str, 5.0)))
