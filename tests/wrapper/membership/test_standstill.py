@@ -122,7 +122,7 @@ def test_a_leader_that_is_silent_or_gone(clock: Clock, planned: bool) -> None:
         until(lambda: planned or link.lost, "the loss")
         assert link.lost == ("" if planned else f"the leader sent no heartbeat for {LEADER_S:g} s")
         board.close()
-        time.sleep(MAIN_S + 3 * LOOK_S)
+        until(lambda: abandoned, "the end")
         assert abandoned == [link.lost] and ("the store closed the connection" in link.lost) is planned
     finally:
         link.stop()
