@@ -353,7 +353,7 @@ class Start:
         return self._directory / f"stack-{rank}"
 
     def _ask_stack(self, rank: int, after_s: float) -> None:
-        """Signal a rank that has begun to write its stack."""
+        """Signal a rank to write its stack, if the rank has begun."""
         stack = self._stack(rank)
         begun = stack.exists() and "begun, " in stack.read_text()
         with stack.open("a") as file:

@@ -15,7 +15,7 @@ class TrainingProgress:
     step: int = 0
     samples: int = 0
     padding: int = 0
-    """Sum, over past epochs, of the samples by which the last base batch was not full. At the end of an epoch,
+    """Samples that were missing, over past epochs, to fill each epoch's last base batch. At the end of an epoch,
     `samples` + `padding` is a multiple of the base batch."""
     batch: int = 0
     """Global batch of the last order, before limits; 0 for the script's own batch."""

@@ -14,7 +14,7 @@ from pathlib import Path
 
 LOCK = ".lock"
 WAIT_S = 5.0
-"""Seconds that a new holder waits for an ending run, which may still hold the directory."""
+"""Seconds that a new holder waits for the end of a run that still holds the directory."""
 
 
 class InUseError(Exception):

@@ -40,7 +40,7 @@ class LentMemory:
         """Fork the process that serves the folder; it ends with this one."""
         self._memory, self._job_dir, self._hot = NodeMemory(env), job_dir, HotFolder(job_dir, block.array)
         self.text = ""
-        """Text for `FOLDER`; empty without a folder."""
+        """Value of the environment variable `FOLDER`; empty without a folder."""
         if self._memory.folder is None:
             return
         try:
