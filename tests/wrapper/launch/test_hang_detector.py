@@ -104,20 +104,23 @@ def test_a_rank_that_hangs_is_found_where_jobs_are_suspended_in_turn() -> None:
 def test_a_node_that_stood_still_ends_no_rank() -> None:
     """By neither limit of the node launcher: a rank without a step, and the time that is left after a failure."""
     code, output, errors = python(
-        "ranks = node.Ranks(2, hang_s=5.0, grace_s=4.0)",
+        "ranks, fails, ends = node.Ranks(2, hang_s=30.0, grace_s=30.0), os.pipe(), os.pipe()",
         "if (rank := ranks.fork()) is not None:",
         "    watch.beat()",
         "    if rank == 1:",
-        "        watch.pause(), time.sleep(0.5), os._exit(7)",
-        "    time.sleep(2); os.write(1, b'done'); os._exit(0)",
-        "forward, looks, real, sleep = 0.0, [], time.monotonic, time.sleep",
+        "        watch.pause(), os.read(fails[0], 1), os._exit(7)",
+        "    os.read(ends[0], 1); os.write(1, b'done'); os._exit(0)",
+        "forward, looks, late, real, sleep = 0.0, 0, 0, time.monotonic, time.sleep",
         "def slept(seconds):",
-        "    global forward",
-        "    sleep(seconds); looks.append(1)",
-        "    forward += 3600.0 * (len(looks) in (10, 50))",
+        "    global forward, looks, late",
+        "    sleep(seconds)",
+        "    looks, late = looks + 1, late + bool(ranks._codes)",  # late: since one has failed
+        "    forward += 3600.0 * ((looks == 10) + (late == 10))",
+        "    if looks == 20: os.write(fails[1], b'.')",
+        "    if late == 20: os.write(ends[1], b'.')",
         "time.monotonic, time.sleep = lambda: real() + forward, slept",
         "code = ranks.wait()",
-        "assert len(looks) > 50, looks",
+        "assert forward == 7200.0, forward",
         "sys.exit(code)",
     )
     assert (code, output) == (7, "done"), errors

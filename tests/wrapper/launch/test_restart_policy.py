@@ -250,8 +250,7 @@ def test_the_time_limit_requeues_and_a_refusal_is_not_counted(tmp_path: Path) ->
 
     env = slurm(tmp_path, scontrol="echo 'Job requeue disabled' >&2; exit 1")
     second = Run(job, "--step-ms", "30", "--epochs", "1000", restart=1, **env)
-    second.wait_for(Hello)
-    time.sleep(0.5)
+    second.wait_for(Throughput, lambda report: report.step > saved.step)
     second.signal(signal.SIGUSR2)
     assert second.end() == STOP_CODE
     assert "Job requeue disabled" in second.errors
@@ -266,13 +265,11 @@ def test_ranks_that_do_not_end_in_time_are_requeued_without(tmp_path: Path) -> N
     (job / ".job").write_text("7\n")  # its own directory, from a run before
     loaded = Checkpoint(STEP_5, 0, 0, 5, 1, 0.1)
     (job / "reports-1.jsonl").write_bytes(encode_report(1, 0.0, loaded))
-    deaf = script(
-        tmp_path, "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('deaf', flush=True)\ntime.sleep(600)\n"
-    )
+    says = f"open({str(tmp_path / 'deaf')!r}, 'w').close()"
+    deaf = script(tmp_path, f"signal.signal(signal.SIGTERM, signal.SIG_IGN)\n{says}\ntime.sleep(600)\n")
     end = {"SLURM_JOB_END_TIME": str(int(time.time()) + 30)}
     run = Run(job, restart=1, script=deaf, **slurm(tmp_path), **end)
-    ranks_of(run)
-    time.sleep(0.5)
+    until((tmp_path / "deaf").exists)
     run.signal(signal.SIGUSR2)
     assert run.end() == STOP_CODE
     assert asked(tmp_path) == ["scontrol requeue 7"]
