@@ -111,7 +111,12 @@ def children(pid: int) -> list[int]:
 
 def ranks_of(launcher: int) -> list[int]:
     """The ranks of a node launcher, which also has a process that serves its folder in memory."""
-    return [pid for pid in children(launcher) if Path(f"/proc/{pid}/comm").read_text().strip() != NAME]
+    found = []
+    for pid in children(launcher):
+        with suppress(OSError):  # ended meanwhile
+            if Path(f"/proc/{pid}/comm").read_text().strip() != NAME:
+                found.append(pid)
+    return found
 
 
 def _standing(pid: int) -> list[str]:

@@ -14,6 +14,7 @@ import sys
 import time
 import traceback
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -109,9 +110,21 @@ class ForkedBlock:
         if not self.ended():
             os.kill(self.pid, number)
 
+    def processes(self) -> list[int]:
+        """Its launcher and its ranks."""
+        return [self.pid, *self.ranks()]
+
     def kill(self) -> None:
         """End it at once, ranks and all."""
         if not self.ended():
-            for pid in [*self.ranks(), self.pid]:
-                os.kill(pid, signal.SIGKILL)
+            kill_at_once(self)
             self.end()
+
+
+def kill_at_once(*blocks: ForkedBlock) -> None:
+    """Kill these blocks so that none of their processes sees the end of another."""
+    found = [pid for block in blocks for pid in block.processes()]
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for pid in found:
+            with suppress(ProcessLookupError):  # a rank that has ended
+                os.kill(pid, number)

@@ -22,6 +22,7 @@ from ones_wrapper.protocol import Checkpoint, Hello, Membership, Note
 from tests.marks import nightly
 from tests.waiting import until
 from tests.wrapper.membership.blocks import Job
+from tests.wrapper.membership.forked import kill_at_once
 from tests.wrapper.membership.test_terms_in_memory import assert_ends, durable, memory
 
 __all__ = ["memory"]
@@ -147,8 +148,7 @@ def test_what_cannot_be_copied(job: Job, memory: Path, monkeypatch: pytest.Monke
     last = trained(job, *((0, 1, 2) if harm == "both" else (0, 1)))
     known = len(job.of(Hello))
     if harm == "both":
-        job.blocks[1].kill()
-        job.blocks[2].kill()
+        kill_at_once(*job.blocks[1:])
         hello = until(lambda: job.of(Hello)[known:], job.errors)[0]
         assert (hello.step, hello.checkpoint) == (last, f"step-{last:09d}"), "where a shard lay on those two only"
         assert "was passed over" in job.errors()

@@ -48,11 +48,8 @@ class LaunchedBlock(ForkedBlock):
     def ranks(self) -> list[int]:
         return [rank for launcher in self.launchers() for rank in ranks_of(launcher)]
 
-    def kill(self) -> None:
-        if not self.ended():
-            for pid in [*self.ranks(), *self.launchers(), self.pid]:
-                os.kill(pid, signal.SIGKILL)
-            self.end()
+    def processes(self) -> list[int]:
+        return [self.pid, *self.launchers(), *self.ranks()]
 
 
 class LaunchedJob(Job):
