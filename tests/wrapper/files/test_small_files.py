@@ -23,6 +23,11 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
+def readable(path: Path) -> None:
+    path.write_text("1234")
+    path.chmod(0o644)  # whatever the umask
+
+
 def linked(path: Path) -> None:
     (path.parent / "other").write_text("x")
     path.symlink_to("other")
@@ -35,7 +40,7 @@ def linked(path: Path) -> None:
         (os.mkfifo, "is not a regular file"),
         (Path.mkdir, "is not a regular file"),
         (lambda path: replace_small(path, b"12345", 0o600), "is larger than 4 bytes"),
-        (lambda path: path.write_text("1234"), "may be read by others"),
+        (readable, "may be read by others"),
         (lambda path: None, "No such file"),
     ],
 )

@@ -20,7 +20,8 @@ NOBODY = 65534
 
 @pytest.fixture
 def torch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A torch that everybody can read, without bytecode."""
+    """A torch that everybody can read, without bytecode; what is made of it can be read, too."""
+    umask = os.umask(0o022)
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
         source = Path(folder, "torch/__init__.py")
@@ -31,6 +32,7 @@ def torch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         monkeypatch.setattr(sys, "dont_write_bytecode", False)
         monkeypatch.setattr(sys, "pycache_prefix", None)
         yield source
+    os.umask(umask)
 
 
 def as_stranger(ask: Callable[[], str]) -> str:

@@ -97,7 +97,8 @@ def test_only_its_owner_may_look(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["link", "file", "nowhere", "a stranger's"])
 def test_a_folder_that_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """What a link names is not written to, nor its mode changed."""
-    (target := tmp_path / "target").mkdir(mode=0o755)
+    (target := tmp_path / "target").mkdir()
+    target.chmod(0o755)  # whatever the umask
     if kind == "link":
         (tmp_path / "hot").symlink_to(target)
     elif kind == "file":
