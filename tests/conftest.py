@@ -8,6 +8,7 @@ import os
 import secrets
 import shutil
 import signal
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -146,6 +147,14 @@ def kinds(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     cluster = start(request, GRES_TYPED)
     yield cluster
     cluster.stop()
+
+
+@pytest.fixture
+def public() -> Iterator[Path]:
+    """A folder for what other users reach: pytest's are closed to them, and closed again by each run that begins."""
+    with tempfile.TemporaryDirectory(prefix="ones-public-") as place:
+        Path(place).chmod(0o755)
+        yield Path(place)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -175,13 +176,9 @@ with Store.open(sys.argv[1], "gres", read_only=True) as store:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
-def test_other_users_read_while_the_companion_runs_and_when_it_does_not(sqlite_url: str, tmp_path: Path) -> None:
+def test_other_users_read_while_the_companion_runs_and_when_it_does_not(empty_sqlite: Path, public: Path) -> None:
     """Protects `slurm-ones jobs` of ordinary users, who may not write where the database lies."""
-    url = sqlite_url
-    place = tmp_path
-    while place.stat().st_mode & 0o005 != 0o005:
-        place.chmod(place.stat().st_mode | 0o055)
-        place = place.parent
+    url = f"sqlite:///{shutil.copy(empty_sqlite, public / 'ones 100%.sqlite')}"
 
     def read() -> str:
         reader = subprocess.run(

@@ -8,7 +8,6 @@ import shutil
 import stat
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -42,11 +41,9 @@ def url(tmp_path: Path, empty_sqlite: Path) -> str:
 
 
 @pytest.fixture
-def folder() -> Iterator[Path]:
-    """Where every user can look for a name, as on a site's shared file system: pytest's folders are closed to them."""
-    with tempfile.TemporaryDirectory(prefix="ones-views-") as place:
-        Path(place).chmod(0o711)
-        yield Path(place) / "views"
+def folder(public: Path) -> Path:
+    """Where every user can look for a name, as on a site's shared file system."""
+    return public / "views"
 
 
 @pytest.fixture
