@@ -70,8 +70,9 @@ class Publisher:
     def _run(self) -> None:
         while True:
             self._wake.wait()
-            closing = self._closing
+            # In this order: what is asked for in between has its own round.
             self._wake.clear()
+            closing = self._closing
             try:
                 self.publish()
             except (StoreError, OSError, NotBelieved) as error:

@@ -174,6 +174,25 @@ def test_the_last_round_is_a_whole_one(make: Callable[..., Publisher], monkeypat
     assert rounds == [False, True]
 
 
+def test_an_end_as_a_round_begins(make: Callable[..., Publisher], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Protects users from an end between a tick and its round, which was missed: its last round never came."""
+    publisher, rounds = make(), []
+
+    class Wake(threading.Event):
+        def clear(self) -> None:
+            publisher._closing = True
+            self.set()
+            super().clear()
+
+    monkeypatch.setattr(publisher, "_wake", Wake())
+    monkeypatch.setattr(publisher, "publish", lambda: rounds.append(publisher._closing))
+    publisher.start()
+    publisher.ticked()
+    assert publisher._thread is not None
+    publisher._thread.join(30)
+    assert rounds == [True] and not publisher._thread.is_alive()
+
+
 def test_a_folder_of_others_is_not_written_to(make: Callable[..., Publisher], folder: Path, tmp_path: Path) -> None:
     """Protects the companion's files elsewhere: no link is followed, and nobody else may rename what is published."""
     elsewhere = tmp_path / "elsewhere"
