@@ -15,6 +15,7 @@ from benchmarks.gpu.checks import CHECKS
 from benchmarks.gpu.harness import Lab, Result, Site, run_all
 from tests.cluster.paths import REPOSITORY
 from tests.gpu.stubs import table
+from tests.waiting import until
 
 STUBS = "tests.gpu.stubs:TABLE"
 
@@ -43,10 +44,7 @@ def test_one_check_costs_itself_alone(tmp_path: Path, monkeypatch: pytest.Monkey
     assert all(text in by_name[name].why for name, text in whys.items()), by_name
     assert by_name["passes"].seen[1] == {"what": "s", "value": 1.5, "bound": "≤ 2", "kept": True}
     assert sorted(said) == sorted(by_name)
-    until = time.monotonic() + 5.0
-    while not all(map(gone, note.read_text().split())) and time.monotonic() < until:
-        time.sleep(0.02)
-    assert all(map(gone, note.read_text().split()))
+    until(lambda: all(map(gone, note.read_text().split())))
 
 
 def test_all_ends_in_time(tmp_path: Path) -> None:

@@ -439,9 +439,9 @@ def hang_up(connection: socket.socket) -> bool:
 
 def test_who_says_nothing_is_cut_off(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     """Protects viewers from connections that ask for nothing, or for half of something, until none is left."""
-    monkeypatch.setattr(connections, "HEADER_S", 0.2)
     page = serve()
     listening = listener(page)
+    monkeypatch.setattr(connections, "HEADER_S", 0.2)
     for said in (b"", b"GET / HTTP/1.1\r\nHost: x\r\n"):
         with socket.create_connection(("127.0.0.1", page.port), timeout=30) as silent:
             silent.sendall(said)
@@ -454,6 +454,7 @@ def test_who_opens_most_loses_the_oldest(serve: Serve, monkeypatch: pytest.Monke
     """Protects viewers from a user who opens more connections than there are: theirs are not closed for his, not even
     one that has said nothing yet, nor one that listens."""
     monkeypatch.setattr(connections, "CONNECTIONS", 60)
+    monkeypatch.setattr(connections, "HEADER_S", 60.0)
     others: set[int] = set()
     monkeypatch.setattr(connections, "user_of", lambda client, server: int(client[1] in others))
     page = serve()
@@ -542,8 +543,9 @@ def test_a_page_that_was_there_before_the_companion(empty_url: str) -> None:
     feed._close()
 
 
-def test_the_first_page_waits_for_the_first_read(empty_url: str) -> None:
+def test_the_first_page_waits_for_the_first_read(empty_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Protects a reader who opens the address at once from a page that denies jobs and companion."""
+    monkeypatch.setattr("slurm_ones.show.feed.FIRST_S", 60.0)
     feed = TickFeed(lambda: Store.open(empty_url, "gres", read_only=True))
 
     async def opened_at_once() -> bytes:

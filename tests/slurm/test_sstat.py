@@ -10,7 +10,6 @@ import pytest
 from slurm_ones.slurm.command import MOST_MEMORY, CommandClient, parse_gpu_use
 from slurm_ones.slurm.model import GpuUse
 from tests.slurm.test_command import fake
-from tests.waiting import until
 
 LINE = "{}|cpu=00:00:10,energy=0,fs/disk=9,gres/gpumem={},gres/gpuutil={},mem=1M,vmem=0"
 
@@ -38,12 +37,12 @@ def test_nobody_waits_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     client = CommandClient()
     assert client.gpu_use([7]) == client.gpu_use([7]) == {}  # there is no sstat
-    fake(tmp_path, "sstat", f"echo '{LINE.format('7.0', '1M', 50)}'; echo $* > {tmp_path}/asked; touch {tmp_path}/done")
+    fake(tmp_path, "sstat", f"echo '{LINE.format('7.0', '1M', 50)}'; echo $* > {tmp_path}/asked")
     assert client.gpu_use([7, 8]) == {}
-    until((tmp_path / "done").exists, 20)
+    assert client._sstat._asked is not None
+    client._sstat._asked[0].wait(60)
     assert "--jobs=7,8" in (tmp_path / "asked").read_text()
     fake(tmp_path, "sstat", "exec sleep 60")
-    time.sleep(0.1)
     assert client.gpu_use([7]) == {7: GpuUse(0.5, 1 << 20)}
     began = time.monotonic()
     assert client.gpu_use([]) == {}
