@@ -126,7 +126,13 @@ COPIER = """
 import sys
 from ones_db.copy import copy
 
-copy(sys.argv[1], sys.argv[2], lambda what, *rest: print(what, *rest, flush=True), page=int(sys.argv[3]))
+
+def say(what, table, done, total):
+    print(what, table, done, total, flush=True)
+    if (what, table) == ("copied", "throughput") and done >= 500:
+        sys.stdin.read()  # until it is killed
+
+copy(sys.argv[1], sys.argv[2], say, page=int(sys.argv[3]))
 """
 
 
@@ -135,12 +141,14 @@ def test_a_copy_that_was_killed_goes_on(ways: tuple[str, str]) -> None:
     """Protects a large site from starting again, and a companion from half a database."""
     source, target = ways
     site(source)
-    process = subprocess.Popen([sys.executable, "-c", COPIER, source, target, "25"], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
+    command = [sys.executable, "-c", COPIER, source, target, "25"]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdin is not None and process.stdout is not None
     for line in process.stdout:
         if line.startswith("copied throughput 250 "):
             break
     os.kill(process.pid, signal.SIGKILL)
+    process.stdin.close()
     process.stdout.close()
     process.wait()
     for read_only in (True, False):
