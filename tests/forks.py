@@ -81,9 +81,12 @@ def load() -> None:
 
 
 def listening(path: str) -> socket.socket:
+    from pathlib import Path
+
     asked = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    asked.bind(path)
+    asked.bind(f"{path}.new")
     asked.listen(64)
+    Path(f"{path}.new").rename(path)  # who waits for it finds one that listens
     return asked
 
 
