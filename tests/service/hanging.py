@@ -6,7 +6,6 @@ import ctypes
 import os
 import struct
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -22,12 +21,6 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def read(path: Path, uid: int) -> bytes:
     """The text of a file; of a FIFO once somebody writes one."""
     return path.read_bytes()
-
-
-def late(path: Path, uid: int) -> bytes:
-    """Nothing, 15 ms later."""
-    time.sleep(0.015)
-    return b""
 
 
 def can_mount() -> bool:
