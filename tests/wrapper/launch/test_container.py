@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -148,7 +149,8 @@ def test_what_passes_and_what_a_killed_container_leaves(runtime: str, tmp_path: 
     os.kill(inner, signal.SIGKILL)
     wait_for(lambda: len(texts(tmp_path)) == 2, "second start", process)
     for pid in ranks:
-        assert not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text().split(")")[1][:3]
+        with suppress(OSError):  # it is gone
+            assert "Z" in Path(f"/proc/{pid}/stat").read_text().split(")")[1][:3]
     process.send_signal(signal.SIGUSR1)
     wait_for(lambda: texts(tmp_path) == ["checkpoint"] * 2, "checkpoints", process)
     process.terminate()

@@ -19,8 +19,9 @@ from ones_wrapper.checkpoint.folder import Folder
 from ones_wrapper.checkpoint.held import HeldFolder
 from ones_wrapper.files.job_directory import checkpoint_names
 from ones_wrapper.files.node_memory import HELD, NodeMemory
+from ones_wrapper.launch import pieces as lent
 from ones_wrapper.launch.node import Ranks
-from ones_wrapper.launch.pieces import STAY_S, LentMemory
+from ones_wrapper.launch.pieces import LentMemory
 from ones_wrapper.membership.files import HotFolder
 from ones_wrapper.network import pieces
 from ones_wrapper.protocol import Checkpoint, First, Hello
@@ -71,11 +72,12 @@ def test_the_disk_gets_it_behind_the_training(job: Job, memory: Path, monkeypatc
     slow, write = job.directory / "slow", checkpoints.write_tensors
 
     def written(path: Path, *given: Any) -> Any:
-        if path.is_relative_to(job.directory) and slow.exists():
-            time.sleep(1.5)
+        if path.is_relative_to(job.directory):
+            until(lambda: not slow.exists())
         return write(path, *given)
 
     monkeypatch.setattr(checkpoints, "write_tensors", written)  # of forked blocks too
+    monkeypatch.setattr(lent, "STAY_S", 600.0)
     job.start(0)
     job.wait(First)
     slow.touch()
@@ -84,11 +86,12 @@ def test_the_disk_gets_it_behind_the_training(job: Job, memory: Path, monkeypatc
     grown = job.wait_for(0, 1)
     assert not job.of(Checkpoint) and not checkpoint_names(job.directory / "checkpoints")
     assert (job.directory / "checkpoints" / HELD).exists()
-    assert durable(job, grown.step).stall_s < 1.0 and list(memory.glob("*/.*/checkpoints/*")) == []
+    time.sleep(1.5)
     slow.unlink()
+    assert durable(job, grown.step).stall_s < 1.0 and list(memory.glob("*/.*/checkpoints/*")) == []
     job.order(1)
     shrunk = job.wait_for(1)
-    until(job.blocks[0].ended, job.errors, within_s=STAY_S / 3)
+    until(job.blocks[0].ended, job.errors)
     durable(job, shrunk.step)
     job.finish()
     assert [hello.step for hello in job.of(Hello)] == [0, grown.step, shrunk.step]
