@@ -327,10 +327,11 @@ class ReportStore(Transactions):
 
     @reading
     def pause_after(self, connection: Connection, job_id: int, restart: int) -> float | None:
-        """Return the pause after run `restart`, in seconds: from its last step to the first `Hello` of a later run.
+        """Return the seconds from the last step of run `restart` to the first `Hello` of a later run; None if no later
+        run has one.
 
-        Return None without such a `Hello`. If run `restart` reported nothing, the newest earlier run that did counts.
-        Both times are from the clocks of the job's nodes.
+        If run `restart` has no reports, use the newest earlier run that has some. Both times are from the clocks of the
+        job's nodes.
         """
         asked = {"job": key_of(connection, self._cluster, job_id), "restart": restart}
         pause = connection.scalar(text(_PAUSE), asked)

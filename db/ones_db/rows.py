@@ -147,7 +147,8 @@ def blocks_of(listed: str) -> tuple[tuple[int, Shape], ...]:
 
 
 def flat(record: Any) -> dict[str, Any]:
-    """Return a record's fields for JSON: shapes and reasons as their columns, but a reason's arguments as an object."""
+    """Return a record's fields for JSON. A shape or reason becomes its columns, except that a reason's arguments are an
+    object."""
     kind: Any = type(record)
     plain, kinds = _fields(kind)
     found = {name: getattr(record, name) for name, _ in plain}

@@ -20,7 +20,7 @@ from ones_db import backend
 from ones_db.backend import UPGRADE, Mode, SchemaError, StoreBusy, StoreError
 
 GRAIN_S = 0.1
-"""Longest time, in seconds, between two writes that may give a file the same modification time."""
+"""Upper bound on the resolution of modification times, in seconds. Two writes within it may leave the same time."""
 RETRY_S = 0.02
 """Seconds between tries to switch to the write-ahead log. SQLite itself tries only once."""
 _MODES = {"read": "ro", "watch": "ro", "write": "rw", "upgrade": "rwc"}

@@ -258,8 +258,8 @@ def weights_of(work: Work, edges: Floats) -> tuple[Floats, Floats | None]:
 
 
 def _faster(work: Work) -> Floats:
-    """Return each kind's speed over that of the fastest kind (kinds,): the median over jobs, halfway through their
-    training."""
+    """Return each kind's speed (kinds,), divided by that of the fastest kind. It is the median over jobs, halfway
+    through their training."""
     each = []
     for curve in (work.curves[c] for c in work.curve):
         alone = [np.flatnonzero((curve.kind == k) & ~curve.mixed)[:1] for k in range(len(work.there))]
@@ -270,8 +270,8 @@ def _faster(work: Work) -> Floats:
 
 
 def _edges(work: Work) -> Floats:
-    """Return the times between which a price is constant. The last is later than the end of all jobs at their best
-    sizes."""
+    """Return the times between which a price is constant, ascending. The last is late enough for all jobs to end before
+    it."""
     first, last = float(work.submitted.min()), float(work.submitted.max())
     alone = work.alone_s
     length = max((last - first) / INTERVALS, float(np.median(alone)) / 8.0, 1.0)

@@ -143,7 +143,7 @@ def _in_states(live: Live, slurm: Mapping[int, WholeJob]) -> Live:
 def _as_in(slurm: Mapping[int, WholeJob], job: JobSummary) -> JobSummary:
     """Return the job with its state and shape from Slurm, if it is in `slurm`.
 
-    A running job of blocks keeps its reported shape, since a block counts only once it trains.
+    A running job of blocks keeps its reported shape, since a block that Slurm runs may not train yet.
     """
     now = slurm.get(job.job_id)
     if now is None or (now.by_blocks and now.running and job.running):

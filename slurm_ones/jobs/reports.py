@@ -303,8 +303,8 @@ class JobDirectories:
         return reason("spool_not_read", spool=str(self._spool))
 
     def hello(self, job: WholeJob) -> Hello | None:
-        """Return the newest run's first report, or else the one of the run before, which had the same environment.
-        Return None without both."""
+        """Return the `Hello` of the job's newest run, or else that of its previous run, whose environment was the same.
+        Return None if neither exists."""
         for key in ((job.job_id, job.restart), (job.job_id, job.restart - 1)):
             if key not in self._hellos and key[1] >= 0 and (found := _hello(job, key[1])) is not None:
                 self._hellos[key] = found

@@ -140,7 +140,8 @@ def points_in(history: JobHistory) -> tuple[Points, float]:
 
 
 def unreported_epochs(history: JobHistory, efficiency: NoiseEfficiency, now: float) -> float:
-    """Return the epochs that a silent running job would have made at its last speed, after `SILENT_S` of silence."""
+    """Return the epochs that a running job has trained, at its last speed, since its silence exceeded `SILENT_S`.
+    Return 0 for a shorter silence."""
     dataset = dataset_of(history)
     if history.running_since is None or not history.throughput or not dataset:
         return 0.0

@@ -80,7 +80,7 @@ class JobModel:
     """Learned models of one job, with its spec."""
 
     spec: Spec | None
-    """Spec that the job reported, or else the newest spec of the same script; None without both."""
+    """Spec that the job reported, or else the newest spec of the same script; None if there is neither."""
     throughput: ThroughputModel
     efficiency: EfficiencyModel
     progress: Progress

@@ -56,7 +56,7 @@ class SlowNode:
 
     name: str
     factor: float
-    """Speed of the node over the speed of other nodes, in [`SLOWEST`, `SLOW`]."""
+    """Speed of the node, divided by the speed of other nodes; in [`SLOWEST`, `SLOW`]."""
     doubt: float
     """Standard deviation of the logarithm of `factor`."""
     runs: int

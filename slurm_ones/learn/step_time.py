@@ -229,11 +229,10 @@ def log_step_and_slopes(parameters: Floats, at: Sizes, reference: Floats) -> tup
 
 
 def _parts(parameters: Floats, at: Sizes) -> tuple[Floats, Floats, Floats, Floats, Floats]:
-    """Return log compute, log sync, γ, the overhead's share of a reference step, and the growth of sync, in five
-    arrays.
+    """Return five arrays: log compute, log sync, γ, the overhead's share of a reference step, and the growth of sync.
 
-    Compute and sync are relative to a reference step. The growth is the sync added beyond two GPUs over that of two
-    GPUs.
+    Compute and sync are times divided by that of a reference step. The growth is the sync time that further GPUs add to
+    that of two GPUs, divided by the latter.
     """
     share = 1.0 / (1.0 + np.exp(-parameters[..., OVERHEAD, None]))
     compute = np.log(share * at.passes + (1.0 - share) * np.exp(at.local))

@@ -140,13 +140,14 @@ class MeasuredThroughput:
         self.widths = widths
         """Factors on the predicted standard deviation, inside a node and across nodes (`hierarchy.found_widths`)."""
         self.peers: MeasuredThroughput | None = None
-        """Model from other users' jobs of the same spec, which bounds the job's speed; None if there are too few."""
+        """Upper bound on the job's speed: a model of other users' jobs with the same spec. None if there are too
+        few."""
         if peers is not None:
             expected = fit_all([(points_of((), fit.reference), fit.reference, peers)])[0]
             self.peers = MeasuredThroughput(expected, layout)
         self.believed = self._believed()
-        """Factor on the job's speeds at all sizes: the plausible speed at its smallest measured size over the reported
-        one, at most 1."""
+        """Factor on the job's speeds at all sizes, at most 1: the plausible speed at its smallest measured size,
+        divided by the reported one."""
         self.apart: Floats = np.zeros(PARAMETERS)
         """Direction of additional uncertainty of the parameters (parameters,); its length is one standard deviation."""
 

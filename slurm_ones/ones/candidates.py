@@ -18,7 +18,7 @@ from slurm_ones.policy.shapes import shape_of
 
 HALVINGS = 40
 STEPS = 12
-"""Largest number of steps that shrink a candidate without room, and of steps that then let it grow."""
+"""Largest number of steps that shrink a candidate until it fits on the nodes, and of steps that then let it grow."""
 FILLS = 64
 """Largest number of growth steps that assign a candidate's free GPUs."""
 
@@ -193,13 +193,13 @@ class NodeRoom:
         self._again, self._joining, self._held = _stays(cluster, jobs, sizes)
 
     def unplaced(self, candidates: Ints) -> Floats:
-        """Return the number of GPUs (K,) for which each candidate (K, J) finds no room."""
+        """Return, for each candidate (K, J), the number of its GPUs that do not fit on the nodes (K,)."""
         again, joining = self.missing(candidates)
         return again + joining
 
     def missing(self, candidates: Ints) -> tuple[Floats, Floats]:
-        """Return the GPUs without room in each candidate, as two arrays (K,): for jobs that are placed again, and for
-        joining blocks."""
+        """Return the GPUs of each candidate that do not fit on the nodes. The two arrays (K,) are for jobs that are
+        placed again, and for joining blocks."""
         count, columns = len(candidates), len(self._parts)
         if not self._uniform or not candidates.size:
             return np.zeros(count), np.zeros(count)
@@ -218,10 +218,10 @@ class NodeRoom:
         return missing, np.maximum(joining - left, 0).astype(np.float64)
 
     def fitted(self, choices: Choices, candidates: Ints) -> Ints:
-        """Return the candidates (K, J), changed so that they find room on the nodes, or so that fewer GPUs lack room.
+        """Return the candidates (K, J), changed so that all their GPUs fit on the nodes, or at least more of them.
 
-        In each round, the job without room that loses least worth per GPU takes a step back towards its present size.
-        Afterwards jobs grow into the GPUs that are left.
+        In each round, one job that gains or changes GPUs takes a step back towards its present size. It is the job that
+        loses least worth per GPU. Afterwards jobs grow into the GPUs that are left.
         """
         candidates = candidates.copy()
         rows = np.arange(candidates.shape[1])

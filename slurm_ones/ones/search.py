@@ -1,4 +1,5 @@
-"""Evolutionary search: the worth of each size, generations of candidates, and the best candidate that has room."""
+"""Evolutionary search: the worth of each size, generations of candidates, and the best candidate that fits on the
+nodes."""
 
 from __future__ import annotations
 
@@ -328,7 +329,7 @@ def _placed(
     cluster: ClusterView, fixed: Sequence[JobView], mobile: Sequence[JobView], wanted: Mapping[int, int]
 ) -> dict[int, Shape]:
     """Return the shapes for the `wanted` GPUs of the `mobile` jobs, placed in the given order. A running job keeps its
-    shape if its new size has no room."""
+    shape if its new size fits on no nodes."""
     sizes = dict(wanted)
     while True:
         shapes = place(cluster, [*fixed, *mobile], sizes)

@@ -117,8 +117,8 @@ class ChangeCosts:
 
 @dataclass(frozen=True)
 class Changes(Term):
-    """Rule that a change must repay its pause in time: within `horizon_s`, within `horizon_share` of the remaining
-    time, and within `tenure` mean times at one size."""
+    """Rule that a change must repay its pause within the shortest of three times. They are `horizon_s`, `horizon_share`
+    × the job's remaining time, and `tenure` × its mean time at one size."""
 
     horizon_s: float
     horizon_share: float

@@ -7,8 +7,8 @@ things:
 2. `speed`: the speed of a job at a column, for example lowered if it is uncertain;
 3. `weight`: the weight of a second of a job's waiting;
 4. `worth`: the worth of a column to a job, in seconds of waiting saved per second (costs of changes, a deadline);
-5. `penalty`: the loss of a whole candidate (GPUs without room, shared links). It only affects the choice among
-   candidates; greedy seeds and local search ignore it.
+5. `penalty`: the loss of a whole candidate (GPUs that do not fit on the nodes, shared links). It only affects the
+   choice among candidates; greedy seeds and local search ignore it.
 
 A rule may keep state between decisions, and gives the reasons for jobs that it decided (`reasons`). Arrays: J jobs, U
 columns, K candidates.
@@ -133,7 +133,7 @@ class Fairness(Term):
 
 
 class Unplaced(Term):
-    """Rule against GPUs without room on the nodes: each costs more than it could bring."""
+    """Rule against GPUs that do not fit on the nodes: each costs more than it could bring."""
 
     def penalty(self, at: Priced, choices: Choices, dear: float) -> Penalty:
         return lambda candidates: dear * at.nodes.unplaced(candidates)

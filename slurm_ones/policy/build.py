@@ -1,4 +1,4 @@
-"""Building of a schedule from the sizes that a policy wants: which jobs stay, which shapes find room, and why.
+"""Building of a schedule from the sizes that a policy wants: which jobs stay, which shapes fit, and why.
 
 A policy that weighs sizes gives the number of GPUs of each job to `build_schedule`. A policy that only ranks the jobs
 calls `allocate_in_order`, which gives each job the shape that its user asked for.
@@ -50,7 +50,7 @@ def place(cluster: ClusterView, jobs: Sequence[JobView], wanted: Mapping[int, in
     each job; `jobs` are in order of precedence.
 
     Fixed jobs, jobs of unchanged size, and jobs that can be resized in place keep their nodes. All other jobs are
-    placed in order. A job without room for the wanted size gets its largest smaller size that has room, or none.
+    placed in order. A job whose wanted size does not fit gets its largest smaller size that fits, or none.
     """
     by_id = {job.job_id: job for job in jobs}
     found: dict[int, Shape] = {}
@@ -114,8 +114,8 @@ def build_schedule(
     """Return the schedule that gives each job the GPUs `wanted`. `wanted` is by job id, in order of precedence.
 
     `jobs` are all jobs of the round, `fixed` the jobs that may not change (see `fixed_jobs`). `tables` have at least a
-    row for every other job. A job without room gets a smaller size from its limits in `tables`; a job that cannot grow
-    keeps its size. `why` is the reason that the schedule gives for each size.
+    row for every other job. A job whose size does not fit gets a smaller size from its limits in `tables`; a job that
+    cannot grow keeps its size. `why` is the reason that the schedule gives for each size.
     """
     limited = {job.job_id: job for job in tables.jobs}
     rank = {job_id: i for i, job_id in enumerate(wanted)}

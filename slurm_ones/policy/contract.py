@@ -394,7 +394,7 @@ class Policy(Protocol):
     """Contract of all policies, checked by one test suite.
 
     A schedule never gives a GPU to two jobs, respects every job's limits, and leaves `fixed` jobs as they are. It
-    allocates or parks every other running job. All shapes have room while unchanged jobs stay on their nodes. Equal
+    allocates or parks every other running job. All shapes fit on the nodes while unchanged jobs stay on theirs. Equal
     inputs, seeds and states of the policy give equal schedules.
     """
 

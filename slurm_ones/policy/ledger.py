@@ -243,8 +243,8 @@ def held_gpus(cluster: ClusterView, jobs: Sequence[JobView]) -> Ints:
 def count_nodes(free: Ints, node: Ints, gpus: Ints, stays: Bools, per_node: int) -> Ints:
     """Return the number of nodes with 0 to P free GPUs in each of K candidate schedules: (K, P + 1).
 
-    `free` (N,) are the GPUs of each node without the jobs. Entry e is `gpus[e]` GPUs of the node `node[e]`, which are
-    taken in schedule k if `stays[k, e]`.
+    `free` (N,) are the GPUs of each node without the jobs. If `stays[k, e]`, schedule k takes `gpus[e]` GPUs of the
+    node `node[e]`.
     """
     count, nodes = len(stays), len(free)
     at = (np.arange(count)[:, None] * nodes + node).ravel()
@@ -262,7 +262,7 @@ def parts_that_fit(nodes: Ints, size: int) -> Ints:
 
 def take_parts(nodes: Ints, size: int, parts: Ints) -> Ints:
     """Take `size` GPUs on one node, `parts` (K,) times, from the counts `nodes` (K, P + 1) by best fit. Return how many
-    times (K,) there was no room."""
+    of these parts (K,) fitted on no node."""
     every, left = np.arange(len(nodes)), parts
     for free in range(size, nodes.shape[1]):
         most = free // size

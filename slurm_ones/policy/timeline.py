@@ -39,7 +39,7 @@ class SpeedCurve:
     pause_s: Floats
     """(A,) seconds from now until the job trains at each size."""
     least: int = 0
-    """GPUs that the job keeps at any time; above 0 for a running job, which is not stopped."""
+    """GPUs that the job keeps at any time; above 0 for a running job, so that it is never stopped."""
 
     @classmethod
     def of(

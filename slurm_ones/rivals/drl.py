@@ -88,7 +88,8 @@ def _stepwise(cluster: ClusterView, job: JobView) -> JobView:
 
 
 def _columns(tables: Tables) -> Ints:
-    """Return the columns (J, S) of each job's allowed sizes in the tables, ascending; 0 after its last."""
+    """Return column numbers (J, S) of `tables`. Row j has the columns of job j's allowed sizes, ascending, and then
+    zeros."""
     most = int(tables.allowed.sum(axis=1).max(initial=0))
     order = np.argsort(~tables.allowed, axis=1, kind="stable")[:, :most]
     return np.where(np.take_along_axis(tables.allowed, order, axis=1), order, 0)

@@ -66,7 +66,7 @@ class Space:
     current: Ints
     """(J,) GPUs that each job holds now; 0 for a waiting job."""
     smallest: Ints
-    """(J,) smallest size of each job, which may be its present one; 0 if this cluster has none of its sizes."""
+    """(J,) each job's smallest size, possibly its present one; 0 if this cluster has none of its sizes."""
     below: Ints
     """(J, U) each job's largest size up to the size of column U; 0 if there is none."""
     column: Ints
@@ -330,10 +330,11 @@ def fill(space: Space, counts: Ints, limit: Ints, order: Ints) -> Ints:
 
 
 def fill_order(space: Space, rho: Floats) -> Ints:
-    """Return the order in which jobs get idle GPUs: new jobs by arrival, then other jobs by remaining time.
+    """Return the jobs' indices in the order in which they get idle GPUs: new jobs by arrival, then other jobs, the
+    shortest remaining time first.
 
-    The remaining time follows from this generation's ρ (`rho`, (J,)), for the job's present size or, if it is stopped,
-    its smallest.
+    `rho` (J,) is the completed fraction of each job in this generation. The remaining time is that at the job's present
+    size; for a stopped job, at its smallest size.
     """
     new = (space.samples <= 0) & ~space.running
     speed = np.maximum(space.speed(np.where(space.running, space.current, space.smallest)), 1e-9)

@@ -204,8 +204,8 @@ def drains(node: Node) -> bool:
 
 
 def held_by_us(resizes: Iterable[ResizeRecord]) -> frozenset[int]:
-    """Return the tasks that the companion holds now. `resizes` are all resizes of one job, in order. A task does not
-    count once it was released, or once somebody else holds it."""
+    """Return the tasks that the companion holds now. `resizes` are all resizes of one job, in order. A task that was
+    released since, or that somebody else holds, does not count."""
     ours: set[int] = set()
     for resize in resizes:
         if resize.mechanism == BLOCKS:
@@ -409,8 +409,8 @@ def staying_at(
 def _added(
     gpus: int, spare: Sequence[int], kept: Sequence[RunningBlock], site: FreeGpus
 ) -> tuple[tuple[int, Shape], ...] | None:
-    """Return new blocks with `gpus` GPUs in total that have room next to the blocks `kept`: pairs of a spare task and a
-    shape. Return None if there is no way."""
+    """Return new blocks with `gpus` GPUs in total that fit next to the blocks `kept`: pairs of a spare task and a
+    shape. Return None if there are none."""
     if not gpus:
         return ()
     for shapes in _shapes(gpus, kept, site):

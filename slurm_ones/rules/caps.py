@@ -155,8 +155,8 @@ def _narrowed(job: JobView, use: CapUse) -> JobView:
 def capped(cluster: ClusterView, jobs: Sequence[JobView], schedule: Schedule, caps: Sequence[Cap]) -> Schedule:
     """Return the schedule in which no job grows beyond its caps. Jobs that were submitted earlier grow first.
 
-    A job beyond its caps gets the largest size within them, or else keeps its GPUs. Any job that then finds no room
-    keeps its GPUs too. If no cap is exceeded, the same schedule is returned.
+    A job beyond its caps gets the largest size within them, or else keeps its GPUs. Any job whose new size then does
+    not fit keeps its GPUs too. If no cap is exceeded, the same schedule is returned.
     """
     if not caps:
         return schedule
@@ -263,7 +263,7 @@ def _stays(cluster: ClusterView, job: JobView, got: Allocation | None) -> bool:
 
 
 def _without_room(cluster: ClusterView, jobs: Sequence[JobView], given: Mapping[int, Allocation]) -> int | None:
-    """Return the id of a job whose allocation finds no room next to the other allocations; None if all find room."""
+    """Return the id of a job whose allocation does not fit next to the other allocations; None if all fit."""
     staying = [job for job in jobs if _stays(cluster, job, given.get(job.job_id))]
     kept = {job.job_id for job in staying}
     moving = [job for job in jobs if job.job_id in given and job.job_id not in kept]

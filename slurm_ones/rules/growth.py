@@ -46,7 +46,7 @@ from slurm_ones.slurm.model import Node, Quota, SlurmJob
 MOST = 50
 """Largest number of pending jobs for which growth is given back in one tick, in Slurm's order."""
 _ROOM = re.compile(r"$|None$|Resources|Priority|Reservation$|ReqNodeNotAvail(?!.*maintenance)|Nodes.required")
-"""Pattern of Slurm's reasons for a job that waits for room, which growth may hold. Other reasons are a hold, a
+"""Pattern of Slurm's reasons for a job that waits for resources. Growth may hold these. Other reasons are a hold, a
 dependency, a begin time, a user's own limit, missing hardware."""
 _LIMIT = re.compile(r"(AssocGrp)|(QOSGrp|Max\w+PerAccount)|(Licenses)")
 _SHARED = {1: "account", 2: "qos", 3: "licenses"}

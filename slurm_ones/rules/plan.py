@@ -178,7 +178,7 @@ class _Planner:
         self._open = rules.open.copy()
         waiting = [change for change in changes if change.elastic.job.pending and not jobs[change.job_id].under_way]
         self._reserved = {change.job_id for change in waiting if self._is_reserved(change, jobs[change.job_id])}
-        """Waiting jobs that have room now only on nodes with a coming reservation (see `ReservedNodes`)."""
+        """Waiting jobs that now fit only on nodes with a coming reservation (see `ReservedNodes`)."""
         may_start = (change for change in waiting if change.job_id not in self._reserved)
         starts = sorted(WaitingStart(change.job_id, change.new, change.new_kind) for change in may_start)
         self._later = [start for start in starts if not self._room.take(start.shape, start.kind)]
@@ -229,7 +229,7 @@ class _Planner:
         return reason("max_open", resizes=most) if self._open[mechanism] >= most else None
 
     def _without_room(self, change: PlannedChange, job: JobRules) -> Reason | None:
-        """Return a reason if there is no room for the change, else None. For a running job that is requeued, also take
+        """Return a reason if the job's new shape does not fit, else None. For a running job that is requeued, also take
         its new shape from the free GPUs."""
         if change.mechanism == BLOCKS:
             return reason("no_moves", gpus=change.new.gpus) if change.moves is None else None
@@ -243,7 +243,7 @@ class _Planner:
         return reason("gpus_not_free", shape=str(change.new)) if none else None
 
     def _is_reserved(self, change: PlannedChange, job: JobRules) -> bool:
-        """Tell whether the change has room now only on nodes with a coming reservation (see `ReservedNodes`)."""
+        """Tell whether the job's new shape now fits only on nodes with a coming reservation (see `ReservedNodes`)."""
         if not job.ahead.nodes or (job.elastic.job.pending and _gained(change) <= 0):
             return False
         kind, own = change.new_kind, _own(change, self._rules)

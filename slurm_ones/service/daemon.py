@@ -117,11 +117,11 @@ class Daemon:
         If `ticks` is given, end after this number of ticks, failed ones included, or at once if another companion
         leads. Before such an end, advance resizes until none needs a companion, within a time limit.
 
-        A tick fails if controller or database is unreachable. Then the wait before the next tick doubles: up to ten
-        intervals, or up to one while resizes are open.
+        A tick fails if controller or database is unreachable. Then the wait before the next tick doubles. It is at most
+        ten intervals; while resizes are open, at most one interval.
 
         At its end, a leader releases the jobs that it holds, within `resize.leave_s` seconds, and ends deferrals.
-        Raises the `ConfigError` of the first `make`.
+        Raises the `ConfigError` of `make`, unless an earlier companion still leads.
         """
         left = ticks
         try:

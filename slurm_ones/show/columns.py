@@ -87,7 +87,7 @@ class ShownColumn(Generic[T]):
     """Function from a known value to its text."""
     unit: str = ""
     own: Callable[[T], str] | None = None
-    """Function from the whole object to its text, if its value does not suffice."""
+    """Function from an object to the cell's text, for a text that needs more than `value`. It replaces `form`."""
     left: bool = False
     """True if the column is left-aligned."""
     width: int = 8

@@ -292,7 +292,7 @@ def _hours(value: float | None) -> str:
 
 
 NEARLY = 0.9
-"""Share of a size's useful throughput from which another size counts as nearly as fast."""
+"""Smallest ratio at which two useful throughputs, efficiencies or JCTs count as nearly equal."""
 WORTH_IT = 0.75
 """Efficiency from which GPUs count as well used: throughput per GPU, relative to the smallest size."""
 LONG_S = 60.0
@@ -467,7 +467,8 @@ def _gpus(count: int) -> str:
 
 
 def alike(measured: Sequence[Measured], what: str = "kind") -> list[Measured]:
-    """Return the measurements on the kind of GPU (at the batch, if `what` is "batch") that was measured longest."""
+    """Return the measurements on one kind of GPU: the kind measured for the longest time in total. If `what` is
+    "batch", return those at one batch, chosen in the same way."""
     spent: dict[Any, float] = defaultdict(float)
     for one in measured:
         spent[getattr(one, what)] += one.measured_s

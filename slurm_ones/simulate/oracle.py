@@ -425,7 +425,7 @@ class GpuPlan(NamedTuple):
 def plan_changes(
     cluster: ClusterView, free: Nodes, changes: Sequence[GpuChange], *, spread: bool
 ) -> dict[int, GpuPlan]:
-    """Plan the GPUs of jobs that change, by job id. A job for which there is no room gets no plan, and keeps its GPUs.
+    """Plan the GPUs of jobs that change, by job id. A job that does not fit gets no plan, and keeps its GPUs.
 
     The GPUs of all these jobs are pooled and given out again, to the largest job first (with `spread`, in the given
     order). A job trains on its old GPUs until the new ones are ready. It gives up at once the old GPUs that another job

@@ -56,7 +56,7 @@ made with them. On the command line each is a `--set` option of `slurm-ones simu
 
 
 class SimulationFailed(Exception):
-    """Error: the companion or its policy raised an exception at a tick, which is the `__cause__`."""
+    """Error: the companion or its policy raised an exception, the `__cause__`, at a tick."""
 
 
 class WarningLog(logging.Handler):

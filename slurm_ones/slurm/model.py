@@ -419,7 +419,8 @@ class Quotas:
 
     @cached_property
     def _bound(self) -> dict[tuple[str, str, str, str, str], tuple[Quota, ...]]:
-        """Cache of `of`, by QOS, account, user, and the partition's QOS and association."""
+        """Cached results of `of`. A key has QOS, account and user of a job, its partition's QOS, and the partition of
+        its association."""
         return {}
 
     def _binding(self, job_qos: str, account: str, user: str, partition_qos: str, partition: str) -> tuple[Quota, ...]:

@@ -177,7 +177,7 @@ def policy_contract(make: Callable[[], Policy], *, starts_what_fits: bool = True
             assert found[0] == found[1]
 
         def test_nothing_to_decide(self) -> None:
-            """A policy can decide without jobs, without nodes, and without both."""
+            """A policy can decide if there are no jobs, no nodes, or neither."""
             policy = make()
             assert not policy.decide(cluster(), [], 0.0, seeded()).allocations
             assert not policy.decide(cluster(0), [], 0.0, seeded()).allocations

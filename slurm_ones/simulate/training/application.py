@@ -116,7 +116,8 @@ class Application:
         return Application(**{**known, **values})
 
     def at(self, progress: float) -> Application:
-        """Return this application or, once the share `TrainedBy.from_share` of the training is done, `later`."""
+        """Return `later` if it is set and the share `TrainedBy.from_share` of the training is done; else this
+        application."""
         frozen = self.by is not None and self.by.frozen(progress / self.total)
         return self.later if frozen and self.later is not None else self
 
@@ -429,7 +430,7 @@ class Position:
     """Number of samples already used in the present epoch."""
     step: int = 0
     progress: float = 0.0
-    """Progress in samples of the base batch."""
+    """Sum of the statistical efficiencies of all samples used."""
     wanted: int = 0
     """Global batch that was last requested, which may differ from the one in use."""
     reached: tuple[float, ...] = (0.0,)

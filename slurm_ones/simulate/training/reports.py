@@ -193,7 +193,7 @@ class Reporter:
         self.due = now + self._settings.first_report_s
 
     def ran(self, seconds: float) -> None:
-        """Add to the seconds spent in steps since the last throughput report."""
+        """Add `seconds` to the time spent in steps since the last throughput report."""
         self._seconds += seconds
 
     def _first_step(self, at: Position) -> None:

@@ -109,7 +109,8 @@ class HeldCheckpoint:
         return [MemoryFolder.parse(self.folders[number]) for number in self.places[file]]
 
     def second_at(self, folder: str) -> HeldCheckpoint:
-        """Return a description of only the first copies of those files whose second copy belongs in `folder`."""
+        """Return a description of the files whose second copy belongs in `folder`, with the places of their first
+        copies only."""
         there = {file: at[:1] for file, at in self.places.items() if folder in map(self.folders.__getitem__, at[1:])}
         return replace(self, places=there)
 
@@ -170,8 +171,8 @@ def own_folder() -> MemoryFolder | None:
 
 
 def least_room(texts: Sequence[str]) -> str:
-    """Return the text with the least room, among the `MemoryFolder.text` of launchers; empty if a launcher has no
-    folder."""
+    """Return the one of `texts` (each launcher's `MemoryFolder.text`) whose folder has the least `room`; empty if a
+    launcher has no folder."""
     return min(texts, key=lambda text: MemoryFolder.parse(text).room) if all(texts) else ""
 
 
@@ -181,7 +182,7 @@ def folder_for(coming: Sequence[str], present: Sequence[str]) -> tuple[MemoryFol
     has no folder.
 
     The folder is that of the first coming launcher on this rank's node, or else of this rank's own launcher. Every node
-    gets the whole checkpoint, so that the least room counts.
+    gets the whole checkpoint, so the node with the fewest free bytes limits its size.
     """
     own = own_folder()
     if own is None or not all((*coming, *present)):

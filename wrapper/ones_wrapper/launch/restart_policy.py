@@ -37,8 +37,8 @@ GOOD_S = 600.0
 """Seconds of training with other blocks after which a newer checkpoint counts as this block's own progress."""
 _LONGEST_DELAY_S = 30.0
 _MOST_HALVINGS = 30
-"""Largest number of restarts with halved passes. It limits restarts of a script that itself ends with
-`OUT_OF_MEMORY`."""
+"""Largest number of restarts after the exit code `OUT_OF_MEMORY`, each with half the samples in a pass. A script that
+itself exits with this code would otherwise restart for ever."""
 
 
 def script_failed(code: int) -> bool:

@@ -33,7 +33,8 @@ def has_agent() -> bool:
 
 
 def ask_agent(host: str, port: int, place: str) -> socket.socket:
-    """Return a connection to this place of a store through the node's agent. Raises OSError if the agent is gone."""
+    """Return a connection to the board `place` at `host` and `port`, through the node's agent. Raises OSError if the
+    agent is gone."""
     assert _wire is not None
     mine, theirs = socket.socketpair()
     with theirs:
@@ -76,7 +77,7 @@ class _Followed:
             (self.leader_ms,) = self.client.ask("sign", *(part for sign in signs for part in sign))
 
     def will(self) -> None:
-        """Give the store the keys and values of all ranks, which it sets if this connection ends. Raises
+        """Give the store a key and value of each rank, for the store to set if this connection ends. Raises
         `StoreLostError`."""
         self.client.ask("will", *(part for rank in self.ranks for part in rank.will))
 

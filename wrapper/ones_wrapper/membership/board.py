@@ -60,8 +60,8 @@ class Board(StoreClient):
         return found[1:].decode(errors="replace") if found else None
 
     def will(self, *pair: str) -> None:
-        """Give the store a key and text (`pair`), which it sets if this connection ends. Call it without `pair` before
-        a planned end: the store then sets nothing, and a leader's missing heartbeats are no loss. Raises
+        """Give the store a key and its text (`pair`), for the store to set if this connection ends. Call it without
+        `pair` before a planned end: the store then sets nothing, and a leader's missing heartbeats are no loss. Raises
         `StoreLostError`."""
         self.ask("will", *(part.encode() for part in pair))
 

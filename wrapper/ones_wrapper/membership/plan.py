@@ -30,7 +30,7 @@ class Member:
     max_local: int = 0
     """Largest local batch, in samples, that the block's devices hold."""
     memory: str = ""
-    """Folder in memory (`node_memory.MemoryFolder`) of the block's node with the least room; empty if a node has no
+    """Folder in memory (`MemoryFolder.text`) with the least `room` among the block's nodes; empty if a node has no
     folder."""
 
     def __post_init__(self) -> None:

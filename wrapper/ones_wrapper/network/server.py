@@ -1,4 +1,4 @@
-"""Key-value store of a job's processes: bytes by key, in separate places.
+"""Key-value store of a job's processes: bytes by key, in places that each have their own keys.
 
 One thread serves all connections. When the connection of a place's host ends, the place ends, and its other connections
 are closed. A place without a host, where ranks meet, ends with its last member, unless a member's idle connection was

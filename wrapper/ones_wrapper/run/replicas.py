@@ -98,7 +98,8 @@ def divide(spec: Spec, world: int, rank: int, equal: bool = False) -> Division:
 
 def in_force(spec: Spec, wanted: int, division: Division) -> int:
     """Return the global batch for an order of `wanted` samples. It is a multiple of the strategy's divisor, and of
-    init's `multiple_of` if that many samples fit. Raises ValueError if there is no such batch."""
+    init's `multiple_of` if a batch within the bounds is. Raises ValueError if the bounds exclude all multiples of the
+    divisor."""
     most = spec.max_batch, division.max_local, spec.max_passes
     batch = clamp_batch(wanted, division.replicas, *most, lcm(spec.multiple_of, division.quantum))
     if batch % division.quantum:

@@ -1,9 +1,9 @@
 """The functions of `tile`, computed by torch's fused kernels (flex attention) on CUDA.
 
-A kernel returns output and logsumexp of a block, and its own backward pass takes gradients of both. The gradient of the
-block's output is the whole output's gradient times w, the block's weight in the softmax: w = exp(block's logsumexp −
-whole logsumexp). The gradient of the logsumexp is w (gradient · block's output − gradient · whole output). So the block
-is computed once more in the backward pass, and the result is exact.
+A kernel returns output o and logsumexp l of a block; its own backward pass takes the gradients of both. Let O and L be
+the output and logsumexp over all keys, and G the gradient of O. The block's weight in the softmax is w = exp(l − L).
+Then the gradient of o is w · G, and that of l is w · (G · o − G · O). The backward pass computes o and l again, since
+the forward pass does not keep them. The result is exact.
 """
 
 from __future__ import annotations
