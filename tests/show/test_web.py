@@ -480,8 +480,12 @@ def test_a_peer_has_so_many_strangers(serve: Serve, monkeypatch: pytest.MonkeyPa
     assert connections.OPTIONS["loop"] == "asyncio", "uvloop would not ask our socket"
     monkeypatch.setattr(connections, "STRANGERS", 5)
     monkeypatch.setattr(connections, "COUNT_S", 0.0)
+    for limit in ("HEADER_S", "PATIENCE_S"):  # by which they would be closed, too
+        monkeypatch.setattr(connections, limit, 600.0)
     page = serve()
     viewers = [listener(page) for _ in range(7)]
+    # Of those that are accepted together a new count finds none.
+    monkeypatch.setattr(connections, "COUNT_S", 600.0)
     with ExitStack() as opened:
         held = [opened.enter_context(socket.create_connection(("127.0.0.1", page.port), timeout=30)) for _ in range(12)]
         assert all(hang_up(one) for one in held[5:])
