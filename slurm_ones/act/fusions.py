@@ -1,4 +1,4 @@
-"""Sweeps that are trained as one job: a carrier trains other jobs of its sweep, which are deferred meanwhile.
+"""Sweeps that are trained as one job: a carrier trains other jobs of its sweep, and these jobs are deferred meanwhile.
 
 The jobs of a sweep belong to one user and opted in with the same `fuse=NAME`. Each has one GPU and may not grow. To
 Slurm they differ only in the values of their arguments.

@@ -370,7 +370,7 @@ COMPARED = 0.1
 
 
 class Ratio(NamedTuple):
-    """Log of a job's compute speed on the kind of GPU `there` over its compute speed on the kind `here`."""
+    """Log of a job's speed ratio: compute speed on the kind of GPU `there`, divided by that on the kind `here`."""
 
     here: str
     there: str

@@ -45,7 +45,7 @@ ENOUGH = 3
 MANY = 30
 """Largest number of comparable runs that are used to estimate the noise."""
 NORMAL = 2.2219
-"""Standard deviation of a normal distribution over the lower quartile of |x − y| for two draws x, y."""
+"""Standard deviation of a normal distribution, divided by the lower quartile of |x − y| for two draws x, y."""
 RECENT_S = 7 * 86400.0
 """Largest age of a used measurement, in seconds, so that a repaired node is used again."""
 

@@ -83,8 +83,9 @@ def fill(choices: Choices, columns: Ints) -> Ints:
 
 
 def _growth(choices: Choices, rows: Ints, columns: Ints) -> tuple[Ints, Floats]:
-    """Return two (R, U) arrays for the jobs `rows`, whose columns are `columns` (R,): additional GPUs at each column,
-    and gain in worth per additional GPU. The gain is -inf at a column with no more GPUs or no more worth."""
+    """Return two (R, U) arrays for the jobs `rows` (R,): additional GPUs at each column, and gain in worth per
+    additional GPU. `columns` (R,) are the columns from which they grow. The gain is -inf at a column with no more GPUs
+    or no more worth."""
     more = choices.sizes - choices.sizes[columns][:, None]
     held = choices.worth[rows, columns]
     gain = choices.worth[rows] - np.where(np.isfinite(held), held, 0.0)[:, None]

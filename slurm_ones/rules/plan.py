@@ -121,7 +121,7 @@ class GpuPool:
 
     def set_aside(self, waiting: Sequence[WaitingStart]) -> set[int]:
         """Keep GPUs, free now or soon, for jobs that are about to start: first for jobs that earlier ticks reshaped,
-        then for `waiting`. Return the ids of the jobs that find too few GPUs; no ids if a requeue is open, which may
+        then for `waiting`. Return the ids of the jobs that find too few GPUs; no ids if a requeue is open, since it may
         free enough."""
         after = self.free.trial()
         after.give(self._given)

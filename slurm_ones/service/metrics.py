@@ -189,7 +189,7 @@ class Metrics:
         self._expected: dict[int, _Expected] = {}
         self._due: list[tuple[ResizeRecord, Who]] = []
         self._shown: set[tuple[str, ...]] = set()
-        """Names and labels of series labelled by a reason, which Prometheus may have read already."""
+        """Names and labels of series that have a reason among the labels, and that Prometheus may have read already."""
         self._later: list[tuple[tuple[str, ...], Total]] = []
         """Series that this tick shows at 0 for the first time. The next tick adds 1 for each time a series is
         listed."""

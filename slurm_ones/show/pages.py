@@ -180,7 +180,7 @@ def overview(moment: Moment, root: str, view: PageView, opened: Callable[[], Sto
 
 @lru_cache(maxsize=64)
 def _nodes(nodes: tuple[NodeRecord, ...], held: tuple[HeldRecord, ...], colours: tuple[tuple[int, str], ...]) -> Markup:
-    """Return the nodes with the jobs on them, which seldom change from tick to tick."""
+    """Return the nodes with the jobs on them. This part of the page seldom changes from tick to tick."""
     return Markup(_part("nodes.html", nodes=node_rows(nodes, held), colours=dict(colours)).decode())
 
 

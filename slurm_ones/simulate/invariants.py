@@ -97,7 +97,7 @@ def record_differs(world: World, job_id: int, record: JobRecord, store: Store) -
 
 
 def blocks_differ(training: Training, record: JobRecord, store: Store) -> Iterator[str]:
-    """Describe each difference between a job of blocks and its record in the database, which has a run for each
+    """Describe each difference between a job of blocks and its record in the database. The record has a run for each
     term."""
     job_id = record.job_id
     if training.finished and record.state != JobState.COMPLETED.value:

@@ -21,8 +21,7 @@ SHOWS_SWITCHES = (23, 2)
 GIVES_TYPES = (26, 5)
 """First release that runs a job after a change of its GPU type. 22.05 accepts the change, but never starts the job."""
 SWITCH_WAIT_S = 60.0
-"""Seconds for which Slurm waits for few leaf switches; whole minutes, and not 0, which means the site's longest
-wait."""
+"""Seconds for which Slurm waits for few leaf switches: whole minutes. 0 would mean the site's longest wait."""
 READS = frozenset({"name", "version", "config", "snapshot", "job", "tasks", "details", "quotas", "gpu_use"})
 """Members of `SlurmClient` that change nothing; all others need leadership (`leader_only`)."""
 

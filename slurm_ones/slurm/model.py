@@ -419,8 +419,8 @@ class Quotas:
 
     @cached_property
     def _bound(self) -> dict[tuple[str, str, str, str, str], tuple[Quota, ...]]:
-        """Cached results of `of`. A key has QOS, account and user of a job, its partition's QOS, and the partition of
-        its association."""
+        """Cached results of `of`. A key has a job's QOS, account and user, the QOS of the job's partition, and the
+        partition of the user's association."""
         return {}
 
     def _binding(self, job_qos: str, account: str, user: str, partition_qos: str, partition: str) -> tuple[Quota, ...]:

@@ -13,7 +13,7 @@ EPOCH = 1_700_000_000.0
 
 @dataclass
 class Event:
-    """Action at a point in time, which can be cancelled."""
+    """Action at a point in time; `cancel` drops it."""
 
     time: float
     action: Callable[[], None] | None

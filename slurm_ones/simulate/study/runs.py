@@ -96,7 +96,7 @@ class StudyPart:
     contender: Contender
     seed: int
     key: str
-    """Digest of all that the result depends on, which is the name of the result's file."""
+    """Digest of all that the result depends on; the name of the result's file."""
 
     @property
     def label(self) -> str:

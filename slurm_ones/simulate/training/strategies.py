@@ -51,7 +51,7 @@ class TrainedBy:
     parameters: float
     """Number of the model's parameters; for fused jobs, of all models together."""
     degree: int = 1
-    """Number of GPUs of a replica, which are all on one node."""
+    """Number of GPUs of a replica; all are on one node."""
     fixed_bytes: float = 0.0
     """Bytes of memory on each GPU, besides those that grow with the batch."""
     sample_bytes: float = 0.0

@@ -146,7 +146,7 @@ def read_scheduler(path: Path) -> Trace:
 
 
 def read_cut(path: Path) -> Trace:
-    """Return the trace in an excerpt of Philly or Helios, which has gaps between submissions, and run times, but no
+    """Return the trace in an excerpt of Philly or Helios. It has run times and the gaps between submissions, but no
     starts. Raises `BadInput`."""
     found, now = Collector(path.name, "cut of Philly or Helios"), 0.0
     for line, row in table(path):

@@ -293,7 +293,7 @@ class _Carried:
 
 
 class _Boundaries(TrainerCallback):
-    """Callback at the ends of steps and epochs, which also sets `global_step` in steps of the base batch."""
+    """Callback at the ends of steps and epochs. It also sets `global_step`, in steps of the base batch."""
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer

@@ -246,8 +246,8 @@ def _other(before: Any, now: Any, key: str = "") -> dict[str, Any]:
 
 
 def _differences(scheduler: Any) -> list[str]:
-    """Return a message for each LambdaLR whose functions now give another rate than at the checkpoint, which does not
-    hold the functions."""
+    """Return a message for each LambdaLR whose functions now give another rate than at the checkpoint. Checkpoints do
+    not hold the functions."""
     found = [text for part in getattr(scheduler, "_schedulers", ()) for text in _differences(part)]
     saved = getattr(scheduler, "_last_lr", None)
     if not isinstance(scheduler, LambdaLR) or not saved:

@@ -110,7 +110,7 @@ class Outside:
         return 128 - code if code < 0 else code
 
     def _deliver(self) -> None:
-        """Signal the launcher as soon as it has handlers. A stop signal kills a launcher without handlers, which has no
+        """Signal the launcher as soon as it has handlers. A stop signal kills a launcher without handlers: it has no
         ranks yet."""
         if not self._pending:
             return

@@ -42,7 +42,7 @@ itself exits with this code would otherwise restart for ever."""
 
 
 def script_failed(code: int) -> bool:
-    """Return True if a start ended with an error of the script, which would also fail on other nodes."""
+    """Return True if a start ended with an error of the script: the script would fail on other nodes, too."""
     return code not in (0, STOP_CODE, DONT_RESTART) and code not in _RESTARTED
 
 

@@ -2,8 +2,8 @@
 
 An agreement begins at one boundary and is acted on at the next. It is an all-reduce (maximum) of three integers. The
 first is n, plus `_ASKS` if a rank has a request: the ranks agree at every n-th boundary, and rank 0 chooses n. The
-second and third are the most and the fewest gradient exchanges that a rank has begun, which must be equal. If a rank
-has a request, a second all-reduce of eleven integers follows (and two more for each rank, if shares are uneven).
+second and third are the most and the fewest gradient exchanges that any rank has begun; the two must be equal. If a
+rank has a request, a second all-reduce of eleven integers follows (and two more for each rank, if shares are uneven).
 """
 
 from __future__ import annotations

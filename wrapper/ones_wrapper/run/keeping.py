@@ -40,7 +40,7 @@ class Keeping:
         self.loaded = self.note = ""
         """Name of the loaded checkpoint, and a message on problems in finding it; either may be empty."""
         self.durable = True
-        """False while the disk has only checkpoints older than the state, which was loaded from the nodes' memory."""
+        """False if the state was loaded from the nodes' memory, and the disk has only older checkpoints."""
         self.copy_steps = 0
         """Steps between two copies of the state in the nodes' memory; 0 for no copies."""
         self._copied = 0

@@ -35,8 +35,8 @@ class DoesNotFitError(RuntimeError):
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return True for an error due to lack of memory, which a smaller local batch might avoid. It is torch's own error,
-    or a RuntimeError of CUDA, its libraries or the CPU's allocator."""
+    """Return True for an error due to lack of memory; a smaller local batch might avoid it. It is torch's own error, or
+    a RuntimeError of CUDA, its libraries or the CPU's allocator."""
     if isinstance(error, torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and _OUT_OF_MEMORY.search(str(error)) is not None

@@ -234,9 +234,9 @@ def counter(path: str, line: int) -> tuple[str, int] | None:
 
 
 def divided(path: str, line: int, carried: Collection[str] = ()) -> tuple[str, int] | None:
-    """Return (text, line) of a division such as `total / len(data)`; None if there is none. It must follow the
-    innermost loop around this line, which sums up `total`. Leaves out divisors that the loop changes, and sums in the
-    variables `carried`."""
+    """Return (text, line) of a division such as `total / len(data)`; None if there is none. The innermost loop around
+    this line must sum up `total`, and the division must follow that loop. Leaves out divisors that the loop changes,
+    and sums in the variables `carried`."""
     loop = _innermost(path, line, (ast.For, ast.While))
     if loop is None:
         return None

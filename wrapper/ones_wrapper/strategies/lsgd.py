@@ -75,8 +75,7 @@ class LsgdExchange(ApartExchange):
         """Restart the count of steps, because all ranks have the leader's parameters now."""
         self._losses: list[tuple[torch.Tensor | float, int]] = []
         self._since = self.leader = 0
-        """Steps since the last round of all ranks. `leader` is the best rank in that round, whose model the job
-        saves."""
+        """Steps since the last round of all ranks. `leader` is the best rank in that round: the job saves its model."""
         self._local: list[torch.Tensor] = []
         self._global: list[torch.Tensor] = []
         """One vector for each bucket: parameters of the best rank, and in `_local` of the node's leader. Empty before

@@ -63,7 +63,8 @@ two_pass_attention = partial(ring_attention, function=_TwoPass)
 
 
 def _whole(meetings: Meetings, device: torch.device) -> Place:
-    """Return the place of this rank's queries and all ranks' keys, which are in the order in which blocks arrive."""
+    """Return the place of this rank's queries and all ranks' keys. The keys are in the order in which their blocks
+    arrive."""
     arrangement, circle = meetings.arrangement, meetings.arrangement.circle
     order = torch.cat([arrangement.positions(circle.source(step), device) for step in range(circle.size)])
     return meetings.place(arrangement.positions(circle.rank, device), order, arrangement.causal)
