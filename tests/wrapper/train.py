@@ -40,6 +40,7 @@ parser.add_argument("--gathers", action="store_true", help="each batch over all 
 parser.add_argument("--sharded", action="store_true", help="by FSDP2")
 parser.add_argument("--ahead", action="store_true", help="each batch is asked for before the one before is trained on")
 parser.add_argument("--reads-loss", action="store_true", help="after each epoch, as many scripts do")
+parser.add_argument("--skips", type=int, default=-1, help="step in which rank 1 leaves out a batch")
 parser.add_argument("--out", type=Path)
 args = parser.parse_args()
 
@@ -80,6 +81,9 @@ def batches() -> Iterator[Any]:
 
 for _ in job.epochs():
     for inputs, target in batches():
+        if job.rank == 1 and job.progress.step == args.skips:
+            args.skips = -1
+            continue
         if 0 < args.memory < len(inputs):
             raise torch.OutOfMemoryError(f"emulated: {len(inputs)} samples do not fit")
         if args.sample_ms and not (args.hurry and args.hurry.exists()):

@@ -17,6 +17,7 @@ from ones_wrapper.files.job_io import POLL_S
 from ones_wrapper.process.exit_codes import STOP_CODE
 from ones_wrapper.protocol import Batch, Bye, Checkpoint, First, Hello, Membership, decode_spec
 from tests.marks import nightly
+from tests.waiting import until
 from tests.wrapper.membership.blocks import Job
 from tests.wrapper.runs import assert_exactly_once
 from tests.wrapper.test_same_result import flat
@@ -61,6 +62,19 @@ def test_epochs_of_two_steps(tmp_path: Path, kept: Callable[[Job], Job]) -> None
         last = job.wait_for(0, 1, after=alone.generation)
     job.finish()
     assert_exactly_once(job.directory, job.epochs, 32)
+
+
+@pytest.mark.slow
+def test_a_rank_that_leaves_out_a_batch_is_named(tmp_path: Path, kept: Callable[[Job], Job]) -> None:
+    """Its thread for the heartbeats finds it; no further one runs while it trains."""
+    job = kept(Job(tmp_path / "job", "--step-ms", "40", "--skips", "70"))
+    block = job.start(0, 2)
+    job.wait(First)
+    for pid in block.ranks():
+        os.kill(pid, signal.SIGQUIT)
+    until(lambda: block.errors.count("membership/link.py") >= 2, block.stacks)
+    assert "script/stuck.py" not in block.errors
+    until(lambda: "rank 1 made 1 backward pass(es) fewer than rank 0" in block.errors, block.stacks, 30.0)
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ from ones_wrapper.membership.coordinator import Coordinator
 from ones_wrapper.membership.plan import Plan, decode_plan
 from ones_wrapper.network.client import StoreLostError, rest_idle
 from ones_wrapper.network.server import HOST
+from ones_wrapper.script.stuck import Watch
 
 LOOK_S = 0.1
 """Longest time, in seconds, that the thread waits for pushed texts. After each wait it checks whether its block is
@@ -45,6 +46,8 @@ class Link(threading.Thread):
         """Function that is called with the reason when the membership is lost, and ends the process."""
         self.lost = ""
         """Reason why the membership is lost; '' while it is not."""
+        self.watch: Watch | None = None
+        """Search for stuck ranks, which this thread continues after `stop`; None before training."""
         self._lock = threading.Lock()
         self._stop_asked = threading.Event()
         self._signed_at, self._told = 0.0, False
@@ -112,7 +115,7 @@ class Link(threading.Thread):
     # -- the thread ---------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Run until the thread is stopped. If the membership is lost, end the process."""
+        """Run until the thread is stopped, then find only stuck ranks. If the membership is lost, end the process."""
         while not self._stop_asked.is_set():
             board = self._board
             try:
@@ -128,6 +131,8 @@ class Link(threading.Thread):
             if not self._stop_asked.wait(MAIN_S) and board is self._board:
                 self.abandon(found)
                 return
+        if self.watch is not None:
+            self.watch.run()
 
     def _turn(self, board: Board) -> str:
         board.listen(LOOK_S)
@@ -136,6 +141,8 @@ class Link(threading.Thread):
                 return f"the leader sent no heartbeat for {LEADER_S:g} s"
             rest_idle()
         self._begin(board)
+        if self.watch is not None:
+            self.watch.look()
         coordinator = self._coordinator
         lost = coordinator.turn() if coordinator is not None else ""
         return lost or board.heard("lost") or ""

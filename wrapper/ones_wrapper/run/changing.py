@@ -36,6 +36,7 @@ from ones_wrapper.run.boundary import Agreement
 from ones_wrapper.run.fixed import FixedRanks
 from ones_wrapper.run.run import Run
 from ones_wrapper.run.settings import Identity, RunSettings
+from ones_wrapper.script.stuck import Watch
 
 
 def start(
@@ -281,6 +282,9 @@ class ChangingRanks(FixedRanks):
         records.membership(plan, pause_s, change.bytes, change.transfer_s, boundary.order)
         if not change.rest and sizes.batch != batch:
             records.batch_changed(batch, plan.order if plan.batch else None)
+
+    def watch(self, others: Watch) -> None:
+        self._blocks.link.watch = others
 
     # -- the end ------------------------------------------------------------------------------------------------------
 

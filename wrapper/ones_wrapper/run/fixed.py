@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from ones_wrapper.process.background import run_behind
 from ones_wrapper.run.boundary import Agreement
+from ones_wrapper.script.stuck import Watch
 
 
 class Unknown(int):
@@ -41,6 +43,10 @@ class FixedRanks:
 
     def began(self) -> None:
         """Called after the hello, before the first step."""
+
+    def watch(self, others: Watch) -> None:
+        """Let a thread find stuck ranks from now on."""
+        run_behind("ones-stuck", others.run)
 
     def stepped(self) -> None:
         """Called after each step."""

@@ -209,7 +209,7 @@ class Run:
         return calls.BatchShares(loop.part.samples, alike)
 
     def watch_others(self) -> None:
-        """Start a thread that finds ranks with fewer backward passes than others (`stuck.Watch`). Not collective."""
+        """Begin to find ranks with fewer backward passes than others (`stuck.Watch`). Not collective."""
         if self._watch is not None:
             self._watch.close()
         if self.group.world == 1:
@@ -225,6 +225,7 @@ class Run:
 
         meeting = stuck.meeting(os.environ, self.sizes.generation)
         self._watch = stuck.Watch(self.directory, self.group.rank, self.group.world, meeting, counts, end)
+        self.ranks.watch(self._watch)
 
     def commit(self, total: int) -> None:
         """Count a step of `total` samples. Not collective."""

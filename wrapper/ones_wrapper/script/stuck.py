@@ -13,10 +13,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from ones_wrapper.process.background import run_behind
 from ones_wrapper.process.exit_codes import HUNG
 from ones_wrapper.script.line import line
 
@@ -76,7 +78,7 @@ Counts = tuple[int, int, int, float]
 
 
 class Watch:
-    """Thread that finds ranks with fewer backward passes than others. Methods are not collective."""
+    """Search for ranks with fewer backward passes than others. Methods are not collective."""
 
     POLL_S = 1.0
 
@@ -96,12 +98,32 @@ class Watch:
         self._own = directory / f"{PREFIX}{rank}"
         self._main = threading.main_thread().ident
         self._stop = threading.Event()
+        self._last, self._since = tuple[int, ...](), 0.0
+        self._compared: Future[None] = Future()
+        self._compared.set_result(None)
         self._written: Standpoint | None = None
         self._forget()
-        threading.Thread(target=self._run, name="ones-places", daemon=True).start()
+
+    def run(self) -> None:
+        """Look every second until `close`."""
+        mine = os.getpid()
+        while not self._stop.wait(self.POLL_S) and os.getpid() == mine:
+            self.look()
+
+    def look(self) -> None:
+        """Start a thread that compares this rank with others, if it makes no progress. Call this at least every second.
+        It reads no files, since these may hang."""
+        now = self._now()
+        counts, step_s = now[:3], now[3]
+        if counts != self._last:
+            self._last, self._since = counts, time.monotonic()
+        still = time.monotonic() - self._since > max(STILL_S, 3 * step_s)
+        if still and counts[1] and self._compared.done() and not self._stop.is_set():
+            with suppress(RuntimeError):  # the process may have as many threads as it can
+                self._compared = run_behind("ones-places", lambda: self._compare(counts))
 
     def close(self) -> None:
-        """End the thread, and remove this rank's file from the directory."""
+        """End the search, and remove this rank's file from the directory."""
         self._stop.set()
         self._forget()
 
@@ -110,26 +132,20 @@ class Watch:
             self._own.unlink(missing_ok=True)
         self._written = None
 
-    def _run(self) -> None:
-        mine, last, since, looks = os.getpid(), self._now()[:3], time.monotonic(), 0
-        while not self._stop.wait(self.POLL_S) and os.getpid() == mine:
-            now = self._now()
-            if now[:3] != last:
-                last, since, looks = now[:3], time.monotonic(), 0
-                if self._written is not None:
-                    self._forget()
-            elif last[1] and time.monotonic() - since > max(STILL_S, 3 * now[3]):
-                place = Standpoint(self._rank, *last, *self._place())
-                self._write(place)
-                others = self._others()
-                if why := unequal(place, others):
-                    self._end(why, 1)
-                    return
-                why = apart([place, *others], self._world)
-                looks = looks + 1 if why else 0
-                if looks > LOOKS:
-                    self._end(why, HUNG)  # from the last checkpoint again: the network may have paused
-                    return
+    def _compare(self, counts: tuple[int, int, int]) -> None:
+        mine, looks = os.getpid(), 0
+        while self._now()[:3] == counts:
+            place = Standpoint(self._rank, *counts, *self._place())
+            self._write(place)
+            others = self._others()
+            fewer, waits = unequal(place, others), apart([place, *others], self._world)
+            looks = looks + 1 if waits else 0
+            if fewer or looks > LOOKS:
+                self._stop.set()
+                self._end(fewer or waits, 1 if fewer else HUNG)  # HUNG: the network may have paused, so start again
+            if self._stop.wait(self.POLL_S) or os.getpid() != mine:
+                return
+        self._forget()
 
     def _place(self) -> tuple[str, str]:
         frame = sys._current_frames().get(self._main or 0)
