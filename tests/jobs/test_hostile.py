@@ -459,6 +459,8 @@ def test_a_file_that_grows_while_it_is_read(site: Site) -> None:
 @root_only
 def test_without_permission(site: Site) -> None:
     (site.folder / REPORTS).write_bytes(line(1))
+    for path, mode in ((site.folder.parent, 0o755), (site.folder, 0o755), (site.folder / REPORTS, 0o644)):
+        path.chmod(mode)  # whatever the umask is
     site.give(site.folder)
     os.seteuid(VICTIM)
     try:

@@ -54,19 +54,20 @@ class Manager:
 
 
 @pytest.fixture
-def manager(tmp_path: Path) -> Iterator[Manager]:
-    manager = Manager(tmp_path / "notify")
+def manager(public: Path) -> Iterator[Manager]:
+    """One in a folder of a short name: a socket's has 107 bytes at most, and those of pytest's may be longer."""
+    manager = Manager(public / "notify")
     yield manager
     manager.socket.close()
 
 
-def told(tmp_path: Path, **more: str) -> Notifier:
-    return Notifier({"NOTIFY_SOCKET": str(tmp_path / "notify"), **more})
+def told(public: Path, **more: str) -> Notifier:
+    return Notifier({"NOTIFY_SOCKET": str(public / "notify"), **more})
 
 
-def test_the_words_are_those_of_the_protocol(manager: Manager, tmp_path: Path) -> None:
+def test_the_words_are_those_of_the_protocol(manager: Manager, public: Path) -> None:
     """systemd ignores what it does not know: a wrong word would end in a service that is killed at its start."""
-    notifier = told(tmp_path)
+    notifier = told(public)
     notifier.ready("cluster here")
     notifier.reloading()
     notifier.status("a line\nand READY=1 more")
@@ -79,36 +80,36 @@ def test_the_words_are_those_of_the_protocol(manager: Manager, tmp_path: Path) -
 
 
 def test_the_watchdog_is_fed_in_time_and_not_at_every_turn(
-    manager: Manager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    manager: Manager, public: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Within half of what systemd allows, from the first turn on; and only by the process that is meant."""
     now = 1000.0
     monkeypatch.setattr("slurm_ones.service.health.time.monotonic", lambda: now)
-    notifier = told(tmp_path, WATCHDOG_USEC="20000000", WATCHDOG_PID=str(os.getpid()))
+    notifier = told(public, WATCHDOG_USEC="20000000", WATCHDOG_PID=str(os.getpid()))
     fed = []
     for _ in range(40):
         notifier.alive()
         fed += [now for _ in manager.heard()]
         now += 1.0
     assert fed[0] == 1000.0 and {b - a for a, b in itertools.pairwise(fed)} == {5.0}
-    told(tmp_path, WATCHDOG_USEC="20000000", WATCHDOG_PID="1").alive()
-    told(tmp_path).alive()
+    told(public, WATCHDOG_USEC="20000000", WATCHDOG_PID="1").alive()
+    told(public).alive()
     assert manager.heard() == []
 
 
-def test_it_does_not_reach_slurms_commands(tmp_path: Path) -> None:
+def test_it_does_not_reach_slurms_commands(public: Path) -> None:
     """They get the environment; what they say in our name would be believed."""
     environment = {"NOTIFY_SOCKET": "/run/x", "WATCHDOG_USEC": "1", "WATCHDOG_PID": "1", "PATH": "/bin"}
     Notifier(environment)
     assert environment == {"PATH": "/bin"}
 
 
-def test_a_manager_that_is_gone_or_deaf_costs_nothing(tmp_path: Path) -> None:
+def test_a_manager_that_is_gone_or_deaf_costs_nothing(public: Path) -> None:
     """No error, and no wait once its buffer is full."""
-    told(tmp_path).ready("nobody listens")
+    told(public).ready("nobody listens")
     Notifier({}).ready("nobody is there")
-    manager = Manager(tmp_path / "notify")
-    notifier = told(tmp_path)
+    manager = Manager(public / "notify")
+    notifier = told(public)
     for _ in range(5_000):
         notifier.status("x" * 200)
     assert 0 < len(manager.heard()) < 5_000
