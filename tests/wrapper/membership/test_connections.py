@@ -3,8 +3,11 @@ a change."""
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import closing
 from datetime import timedelta
@@ -113,6 +116,18 @@ class Card:
         def abort(self) -> None:
             self._card.held -= 1
             self._over.set()
+
+
+def test_a_fork_destroys_no_group_of_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its destructor would crash, or wait for a thread that only the parent has."""
+    monkeypatch.setattr(connections, "_kept", deque((gloo() for _ in range(8)), maxlen=8))
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        for number in range(8):
+            connections.keep(number)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_plans_that_are_dropped_leave_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

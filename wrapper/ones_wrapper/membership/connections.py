@@ -63,9 +63,19 @@ hang, because its thread waits for the interpreter's lock (torch 2.13; pytorch#5
 _formed: dict[str, Any] = {}
 _stores: deque[Store] = deque(maxlen=2)
 """Stores of the present default group and of the previous one."""
+_inherited: list[Any] = []
+"""Groups and stores of the process that this one was forked from."""
 _lock = threading.Lock()
 _stuck: list[Future[Any]] = []
 """Overdue communicators, which will not be used."""
+
+
+def _after_fork() -> None:
+    """Keep the parent's groups and stores for ever: their destructors would wait for threads that a fork lacks."""
+    _inherited.extend((*_kept, *_stores))
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def form_s(world: int) -> float:
