@@ -113,6 +113,14 @@ def test_a_stop_waits_for_no_thread_for_ever(tmp_path: Path) -> None:
     assert "took more than 0.3 s" in done.stderr
 
 
+def test_a_main_thread_that_comes_late_leaves_the_scripts_threads_alone() -> None:
+    """As in a process that was suspended: the thread that ends it in its place waits for none of them."""
+    stands = "take = ending._take\nmain = threading.main_thread()\n"
+    stands += "ending._take = lambda steps: (threading.current_thread() is main and time.sleep(5), take(steps))\n"
+    done = leave(f"{stands}threading.Thread(target=time.sleep, args=(600,)).start()", "143", longest_s=0.1)
+    assert done.returncode == 143 and "took more than" in done.stderr
+
+
 def test_a_script_at_its_end_may_take_its_time() -> None:
     """Exit handlers of a script that is done may upload results."""
     done = leave("threading.Thread(target=lambda: (time.sleep(1), print('done'))).start()", longest_s=0.3)

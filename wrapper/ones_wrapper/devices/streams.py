@@ -53,8 +53,11 @@ class Marks:
     def done(self, within_s: float = DONE_S) -> bool:
         """Return True as soon as the device has finished the newest step, False after `within_s` seconds."""
         event, until = self._last, time.monotonic() + within_s
-        while event is not None and not event.query():
-            if time.monotonic() > until:
+        while event is not None:
+            late = time.monotonic() > until  # before the query: this process may have been suspended meanwhile
+            if event.query():
+                break
+            if late:
                 return False
             time.sleep(_POLL_S)
         return True

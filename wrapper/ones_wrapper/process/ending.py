@@ -68,8 +68,6 @@ def leave(code: int, *, main: dict[str, Any] | None = None) -> NoReturn:
     else:
         drop_exit_hooks()
     steps: deque[Callable[[], None]] = deque()
-    if in_main:
-        steps.append(threading._shutdown)  # type: ignore[attr-defined]  # joins threads, ends idle pools
     steps.append(atexit._run_exitfuncs)
     if in_main and main is not None:
         steps.append(lambda: _drop(main))
@@ -77,6 +75,8 @@ def leave(code: int, *, main: dict[str, Any] | None = None) -> NoReturn:
     ending = threading.Lock()
     if code or FLAGS.stop or FLAGS.leaving:
         threading.Thread(target=_end_late, args=(steps, ending, code), daemon=True).start()
+    if in_main:  # and no other thread, which must not wait for the script's
+        _take(deque([threading._shutdown]))  # type: ignore[attr-defined]  # joins threads, ends idle pools
     _take(steps)
     ending.acquire()
     os._exit(code)
