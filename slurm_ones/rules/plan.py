@@ -324,7 +324,7 @@ def _with_moves(
     pack: bool = False,
     apart: bool = False,
 ) -> PlannedChange:
-    """Return the change with its `moves`, the blocks that join and leave; None if it cannot be made by blocks now."""
+    """Return the change with its `moves`, the blocks that join and leave. They are None if blocks cannot do it now."""
     running = sorted(block.task for block in job.blocks)
     change = replace(change, blocks=tuple(train_together(job.elastic, job.history) or running))
     if change.parks or job.fixed is not None:

@@ -128,7 +128,7 @@ class Folder:
         }
 
     def _publish(self, name: str) -> list[Path]:
-        """Rename a checkpoint to its final name. Return the path of the checkpoint that it replaces, or None."""
+        """Rename a checkpoint to its final name. Return the paths of checkpoints that it replaces: one or none."""
         target, old = self.path(name), self._path / f".old-{name}"
         again = target.exists()  # the same step again, such as before and after the end of an epoch
         if again:
