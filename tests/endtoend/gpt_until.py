@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
 from wrapper.examples import gpt
 
 HURRY = Path(sys.argv.pop(1))

@@ -84,5 +84,5 @@ def test_the_others_train_where_the_carrier_is_cancelled(harness: Harness) -> No
         for one in (second, third):
             job = harness.wait(one, lambda job: job.ended, "over", 90.0)
             assert job.exit_code == 0, harness.log(one)
-        assert f"job {first} was to train this one" in harness.log(second)
+        assert f"job {first} was to train this job" in harness.log(second)
         assert f"job {second} trained this one" in harness.log(third)

@@ -49,7 +49,7 @@ def test_an_hour_is_not_lost_to_a_reservation(harness: Harness) -> None:
             job = harness.job(elastic)
             assert (job.restart, gpus(job), job.running) == (0, 1, True)
             words = said(harness, settings, elastic)
-            assert "could not start again within its time limit: reservation window begins in" in words
+            assert "could not start again within its time limit: reservation window begins at" in words
             root(harness, "scontrol", "delete", "ReservationName=window")
             harness.wait(elastic, lambda job: job.running and gpus(job) == 4, "grown once there is no reservation")
     finally:

@@ -31,7 +31,7 @@ def of_two_ticks(harness: Harness, elastic: int) -> Counter[str]:
         before = rpcs(harness)
         command = ["slurm-ones", "run", "--config", settings, "--advise", "--ticks", str(ticks)]
         said = harness.cluster.run(command, user="root").stdout
-        assert f"{elastic} wait" in said
+        assert f"waiting: {elastic} " in said
         return rpcs(harness) - before
 
     return run(4) - run(2)

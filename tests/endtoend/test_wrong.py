@@ -136,7 +136,7 @@ def test_of_two_companions_one_yields(harness: Harness) -> None:
     path.write_bytes(encode(Order(number, harness.job(job_id).restart)))
     harness.cluster.run(["chown", "alice", f"{Path('/home/alice') / path.parent.name / ORDERS}"], user="root")
     harness.cluster.run(["slurm-ones", "run", "--config", site, "--act", "--ticks", "2"], user=operator)
-    assert "its owner alice has a companion" in _refusal(harness, site, job_id, operator)
+    assert "a companion of its owner alice ordered something" in _refusal(harness, site, job_id, operator)
 
 
 def _refusal(harness: Harness, settings: str, job_id: int, user: str = "alice") -> str:

@@ -47,7 +47,7 @@ data = torch.utils.data.TensorDataset(torch.randn(64, 4), torch.randn(64, 1))
 job = ones.init(batch=8, max_batch=16, max_local_batch=4, epochs=2)
 model = job.ddp(torch.nn.Linear(4, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-job.register(model=model, optimizer=optimizer)
+optimizer = job.register(model=model, optimizer=optimizer)
 loader = job.loader(data)
 for epoch in job.epochs():
     for x, y in loader:
