@@ -416,7 +416,7 @@ class GuestStage:
         times = used["job"]["gpu_hours"] / used["asked_gpu_hours"]
         check = self.cluster.run(["slurm-ones", "check", self._comment], check=False).stdout
         cost = self._grown.cost
-        said = f"up to {cost:g} times the GPU hours" in check and f"more than {cost:.2f} times the GPU hours" in why
+        said = f"up to {cost:g} times the GPU hours" in check and f"over {cost:.2f} times the GPU hours" in why
         wrong = "" if times <= cost and said else f"it cost {times:.3f} times as much: {check} {why}"
         return RowOutcome(wrong=wrong)
 
