@@ -180,7 +180,7 @@ class SchedulingPass:
             if nodes is not None:
                 self._start(job, nodes)
             elif self._preempt(job, self._free):
-                first.add(job.partition)
+                continue
             elif job.partition not in first and place(job, self._nodes.empty(job.partition)) is not None:
                 first.add(job.partition)
                 self._kept.append(self._reserve(job))
@@ -199,14 +199,15 @@ class SchedulingPass:
         return LICENSES
 
     def _start(self, job: QueuedJob, nodes: list[str]) -> None:
-        held = dict.fromkeys(nodes, job.need)
         self._take(job, nodes)
         self._counts.add(job.of, job.need.gpus * len(nodes))
-        self._running.append(RunningJob(self._ends(job), held, job.job_id, job.partition, job.of, self._now))
         self._starts[job.job_id] += 1
         self.chosen.append((job, self._nodes.in_order(nodes)))
 
     def _take(self, job: QueuedJob, nodes: list[str]) -> None:
+        """Give the job these nodes for this round, whether it starts now or once jobs preempted for it have left."""
+        held = dict.fromkeys(nodes, job.need)
+        self._running.append(RunningJob(self._ends(job), held, job.job_id, job.partition, job.of, self._now))
         self._free.spend(nodes, job.need)
         for begins, then in self._kept:
             if self._ends(job) > begins:
