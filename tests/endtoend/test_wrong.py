@@ -104,7 +104,7 @@ def test_of_two_companions_one_yields(harness: Harness) -> None:
             told += _refusal(harness, settings, job_id, user)
         return told
 
-    until(lambda: any(word in words() for word in ("yields", "newer order")), words, look_s=LOOK_S)
+    until(lambda: any(word in words() for word in ("this companion does not", "newer order")), words, look_s=LOOK_S)
     for settings in (own, site):
         harness.stay(settings).unlink()
     for process in both:
