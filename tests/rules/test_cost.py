@@ -93,7 +93,7 @@ def test_how_far_growth_pays(row: str) -> None:
 
 
 class Gives:
-    """A policy that gives the job so many nodes of 4 GPUs."""
+    """A policy that gives the job a fixed number of nodes with 4 GPUs each."""
 
     name = "gives"
 
