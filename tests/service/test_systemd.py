@@ -106,7 +106,7 @@ def test_it_does_not_reach_slurms_commands(public: Path) -> None:
 
 def test_a_manager_that_is_gone_or_deaf_costs_nothing(public: Path) -> None:
     """No error, and no wait once its buffer is full."""
-    told(public).ready("nobody listens")
+    told(public).ready("no receiver")
     Notifier({}).ready("nobody is there")
     manager = Manager(public / "notify")
     notifier = told(public)
